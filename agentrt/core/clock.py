@@ -1,0 +1,35 @@
+"""The one clock for durations, and the wall clock for stamps.
+
+Everything above the engine's step thread measures time with `now()`, so that a whole run executes in virtual time under
+trio's mock clock. That clock jumps whenever all tasks wait, also while a thread or a process works, so in virtual time
+neither may be started: `refuse_in_virtual_time` is called where one would be.
+"""
+
+import sys
+from datetime import datetime, timezone
+
+import anyio
+
+
+def now() -> float:
+    """Seconds on the event loop's clock."""
+    return anyio.current_time()
+
+
+def is_virtual() -> bool:
+    """True inside an event loop whose clock is trio's `MockClock`."""
+    trio, testing = sys.modules.get("trio"), sys.modules.get("trio.testing")
+    if trio is None or testing is None or not trio.lowlevel.in_trio_run():
+        return False
+    return isinstance(trio.lowlevel.current_clock(), testing.MockClock)
+
+
+def refuse_in_virtual_time(what: str) -> None:
+    """Raise `RuntimeError` if the loop runs in virtual time: `what` (a thread, a process) takes real time."""
+    if is_virtual():
+        raise RuntimeError(f"{what} takes real time, and this event loop runs in virtual time (trio's MockClock)")
+
+
+def stamp() -> str:
+    """The wall clock as an ISO 8601 string in UTC, for records and folder names."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

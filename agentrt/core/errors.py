@@ -1,0 +1,70 @@
+"""The error tree: one class for each boundary that a failure can cross.
+
+A *usage error* is the user's to fix and ends the command before anything ran. An *episode error* is a value: the episode
+loop turns it into a failed record, once, in one place. Everything else that is raised is a bug and reaches the top.
+User code (environments, graders) raises ordinary exceptions; `attributed_to` names the boundary and keeps the cause.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class AgentrtError(Exception):
+    """Root of everything that agentrt raises on purpose."""
+
+
+class UsageError(AgentrtError, ValueError):
+    """The caller asked for something that does not exist or cannot be. One sentence, with the fix. Exit code 2."""
+
+
+class RecordError(AgentrtError, OSError):
+    """A run folder cannot be read or written as asked. One sentence, with the fix. Exit code 1."""
+
+
+class EpisodeError(AgentrtError, RuntimeError):
+    """An episode failed; its record says so. `boundary` names whose failure it was."""
+
+    boundary = "runtime"
+
+
+class EnvironmentFailure(EpisodeError):
+    """The environment's own code raised."""
+
+    boundary = "environment"
+
+
+class RewardFailure(EpisodeError):
+    """A reward or metric function raised, took too long or gave no number."""
+
+    boundary = "reward"
+
+
+class EngineFailure(EpisodeError):
+    """The engine could not finish a request that was in order when it was made."""
+
+    boundary = "engine"
+
+
+class RequestError(EngineFailure, ValueError):
+    """The engine refuses a request: the message names the field and the numbers."""
+
+
+class SandboxFailure(EpisodeError):
+    """The sandbox itself failed (not the tool in it): infrastructure, never scored."""
+
+    boundary = "sandbox"
+
+
+@contextmanager
+def attributed_to(kind: type[EpisodeError], what: str) -> Iterator[None]:
+    """Turn any exception that leaves the block into `kind`, with the original as its cause.
+
+    An `EpisodeError` passes unchanged (it already has a boundary), and so does everything that is no `Exception`:
+    cancellation from outside is not a failure of the episode.
+    """
+    try:
+        yield
+    except EpisodeError:
+        raise
+    except Exception as error:
+        raise kind(f"{what}: {error}") from error

@@ -1,0 +1,129 @@
+"""All that the rest of agentrt may know of an engine.
+
+Only structs, typed arrays and plain numbers cross this line, so an engine in another process or on another machine fits
+behind it. The engine speaks token ids; text stops at the renderer.
+"""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+import msgspec
+
+from agentrt.core.spec import SamplingParams
+from agentrt.core.tokens import Floats, Ids, Tokens
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """What one `Session.sample` gave. The arrays are parallel, one entry for each sampled id."""
+
+    token_ids: Ids
+    logprobs: Floats
+    """Under the law sampled from; at temperature 0 under the untempered one."""
+    versions: Ids
+    finish_reason: FinishReason
+    """stop: an end id or a stop string; length: `max_tokens`; abort: the engine or the caller ended it."""
+    matched_stop: int | str | None = None
+    """The end id or stop string that ended it."""
+    seed: int
+    """The seed that keyed this turn's noise."""
+    context_tokens: int
+    """Ids before the first sampled one."""
+    cached_tokens: int
+    """How many of them had their KV already."""
+    queue_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+
+
+class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
+    """What the runtime knows of a session and the engine may use; it never changes what is sampled."""
+
+    group: str = ""
+    """Sessions with the same group share a prompt."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine serves."""
+
+    model: str
+    model_hash: str
+    vocab_size: int
+    """Ids at or above it are masked: they are in the output layer but not in the tokenizer."""
+    context_length: int
+    logprobs_of: Literal["sampled_distribution", "temperature_only", "raw"] = "sampled_distribution"
+
+
+class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """A snapshot of counts. Token counts are totals since the engine started."""
+
+    version: int = 0
+    running: int = 0
+    waiting: int = 0
+    sessions: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_cached: int = 0
+    """Held by the prefix cache only, so evictable."""
+    tokens_prefilled: int = 0
+    tokens_reused: int = 0
+    tokens_sampled: int = 0
+    steps: int = 0
+    preemptions: int = 0
+
+
+class Session(Protocol):
+    """One conversation: an append-only list of ids and the lease on its KV. A context manager; leaving it frees the KV.
+
+    Calls on one session follow one another; several sessions run at once.
+    """
+
+    @property
+    def tokens(self) -> Tokens:
+        """Every committed id, also after a cancelled or timed-out `sample`. The caller only reads it."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of this branch; turn n samples with `seeds.derive(seed, "turn", n)`."""
+
+    async def sample(self, observed_ids: Sequence[int], params: SamplingParams, *, max_tokens: int) -> Completion:
+        """Append `observed_ids`, then sample up to `max_tokens` ids.
+
+        Leaving the scope (cancellation, a deadline) aborts within one engine step; what was sampled until then is in
+        `tokens`. Raises `RequestError` for a request that can never be served (nothing is appended then) and
+        `EngineFailure` when the engine itself fails.
+        """
+
+    def pause(self, tool: str) -> None:
+        """Say that a tool runs now, so the engine may decide what becomes of the KV. `sample` ends the pause."""
+
+    def fork(self) -> "Session":
+        """A new session with the same ids and a seed of its own, sharing pages. The caller enters and leaves it."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+class Engine(Protocol):
+    """Sessions over one model. An async context manager; leaving it aborts what is in flight."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def session(
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()
+    ) -> Session:
+        """A new session. `salt` keeps its KV apart from that of other salts; without `seed` a fresh one is drawn."""
+
+    def statistics(self) -> EngineStatistics: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,218 @@
+"""What a run is asked to do: frozen structs, closed to unknown keys, read straight from TOML.
+
+`RunSpec` is the whole of it. A file gives it (`load_spec`), dotted overrides change it (`override`), and `run.toml` in
+the run folder keeps it.
+"""
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from agentrt.core.errors import UsageError
+
+T = TypeVar("T")
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The law that a token is drawn from, and what ends a turn. How many tokens a turn may have is a limit, not a law.
+
+    Applied in this order: bias, penalties, masks, temperature, min-p, top-k, renormalise, top-p, renormalise.
+    """
+
+    temperature: float = 1.0
+    """0 (anything below 1e-5) takes the most likely id; its recorded logprob is the untempered one."""
+    top_k: int = 0
+    """Keep the k most likely ids; 0 and -1 mean off."""
+    top_p: float = 1.0
+    """Keep the smallest set of most likely ids whose probability reaches top_p; 1 means off."""
+    min_p: float = 0.0
+    """Drop ids less likely than min_p times the most likely one; 0 means off."""
+    repetition_penalty: float = 1.0
+    """Divide (multiply, if negative) the logit of every id seen in prompt or output; 1 means off."""
+    presence_penalty: float = 0.0
+    """Subtract from the logit of every id in this turn's output."""
+    frequency_penalty: float = 0.0
+    """Subtract for each time the id is in this turn's output."""
+    logit_bias: dict[int, float] = {}
+    """Add to the logits of these ids; -inf is spelt -1e9."""
+    min_tokens: int = 0
+    """No end id may be sampled before this many tokens of the turn."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a turn; the renderer adds its family's end-of-turn id."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn; the id that completes one is kept."""
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            if not math.isfinite(getattr(self, name)):
+                raise ValueError(f"sampling.{name} must be a finite number, not {getattr(self, name)}")
+        if self.temperature < 0:
+            raise ValueError(f"sampling.temperature must be 0 or more, not {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"sampling.top_p must be in (0, 1], not {self.top_p}; 1 means off")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"sampling.min_p must be in [0, 1], not {self.min_p}; 0 means off")
+        if self.top_k < -1:
+            raise ValueError(f"sampling.top_k must be positive, or 0 for off, not {self.top_k}")
+        if self.repetition_penalty <= 0:
+            raise ValueError(f"sampling.repetition_penalty must be above 0, not {self.repetition_penalty}; 1 means off")
+        if self.min_tokens < 0:
+            raise ValueError(f"sampling.min_tokens must be 0 or more, not {self.min_tokens}")
+        if any(not text for text in self.stop):
+            raise ValueError("sampling.stop holds an empty string, which would end every turn at once")
+
+
+class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Budgets of one episode; None means unbounded."""
+
+    max_turns: int | None = 16
+    max_turn_tokens: int = 512
+    """Sampled ids in one turn. A turn that reaches it is cut, and a cut turn runs no tool."""
+    max_episode_tokens: int | None = None
+    """Sampled ids of the whole episode, over all its branches."""
+    max_tool_calls: int | None = None
+    max_idle_turns: int | None = 4
+    """Turns in a row without progress: every call of the turn failed or repeats an earlier one."""
+    wall_seconds: float | None = 600.0
+    """From the first turn to the last; the partial trajectory is kept."""
+    tool_seconds: float = 20.0
+    """One tool call."""
+    score_seconds: float = 60.0
+    """Scoring one episode: all its rewards and metrics together."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not (0 < value < math.inf):
+                raise ValueError(f"limits.{name} must be above 0, not {value}")
+        if self.wall_seconds is not None and self.tool_seconds > self.wall_seconds:
+            raise ValueError(
+                f"limits.tool_seconds ({self.tool_seconds:g}) is longer than limits.wall_seconds "
+                f"({self.wall_seconds:g}), which encloses it; lower the first or raise the second"
+            )
+
+
+class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The engine in this process."""
+
+    device: str = "cpu"
+    page_size: int = 16
+    """Tokens in one page of KV."""
+    kv_tokens: int = 65_536
+    """Room for KV on the device, in tokens."""
+    max_batch: int = 64
+    """Sequences that decode in one step."""
+    step_tokens: int = 512
+    """Rows in one step: decodes first, the rest for prompt chunks."""
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "kv_tokens", "max_batch", "step_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"engine.{name} must be above 0, not {getattr(self, name)}")
+        if self.kv_tokens < self.page_size:
+            raise ValueError(f"engine.kv_tokens ({self.kv_tokens}) holds not even one page of {self.page_size} tokens")
+        if self.step_tokens < self.max_batch:
+            raise ValueError(
+                f"engine.step_tokens ({self.step_tokens}) is below engine.max_batch ({self.max_batch}): "
+                "a step must have a row for every decoding sequence"
+            )
+
+
+class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A whole run. Two runs with the same spec on the same machine sample the same ids."""
+
+    environment: str
+    """A name (`calculator`), a module path (`pkg.module`) or a file (`my_env.py`)."""
+    environment_args: dict[str, Any] = {}
+    """Keyword arguments of the environment's class."""
+    model: str = "sprout"
+    """A name, a folder, or org/name of a model on the Hugging Face hub."""
+    split: str = "train"
+    groups: int = 4
+    """Tasks: the first N of the split in an order fixed by the seed."""
+    group_size: int = 4
+    """Episodes of each task."""
+    seed: int = 0
+    max_concurrent: int = 64
+    """Episodes alive at one time."""
+    sampling: SamplingParams = SamplingParams()
+    limits: Limits = Limits()
+    engine: EngineSpec = EngineSpec()
+
+    def __post_init__(self) -> None:
+        for name in ("groups", "group_size", "max_concurrent"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+
+def convert(data: Mapping[str, Any], kind: type[T], where: str) -> T:
+    """`data` as a `kind`, or a `UsageError` of one sentence that names `where`, the key and, if it is near one, the fix."""
+    try:
+        return msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{where}: {_explain(str(error), kind)}") from error
+
+
+def load_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file, or a `UsageError` that names the line."""
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such file; --config takes the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def override(data: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
+    """`data` with each `dotted.key=value` applied; the value is read as TOML, and as a plain string if it is none."""
+    result = dict(data)
+    for assignment in assignments:
+        dotted, separator, text = assignment.partition("=")
+        keys = [key.strip() for key in dotted.split(".")]
+        if not separator or not all(keys):
+            raise UsageError(f"--set {assignment}: expected dotted.key=value, for example --set limits.max_turns=8")
+        table = result
+        for key in keys[:-1]:
+            inner = table.get(key, {})
+            if not isinstance(inner, dict):
+                raise UsageError(f"--set {assignment}: {key} is a value, not a table of values")
+            table[key] = dict(inner)
+            table = table[key]
+        table[keys[-1]] = _toml_value(text)
+    return result
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """' Did you mean X?' if one of `valid` is near `name`, else a list of them: the tail of an error sentence."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}" if names else "there are none"
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return text
+
+
+def _explain(message: str, kind: Any) -> str:
+    """msgspec's message in our words: `unknown key limits.max_turn; did you mean 'max_turns'?`."""
+    message, _, path = message.partition(" - at `$")
+    keys = [key for key in re.split(r"[.\[\]]+", path.rstrip("`")) if key]
+    unknown = re.search(r"unknown field `(.+)`", message)
+    if unknown is None:
+        return f"{'.'.join(keys)}: {message}" if keys else message
+    for key in keys:
+        kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), kind)
+    valid = [field.name for field in msgspec.structs.fields(kind)]
+    return f"unknown key {'.'.join([*keys, unknown[1]])}; {nearest(unknown[1], valid)}"

@@ -1,0 +1,49 @@
+"""What is said in a conversation: messages, tool calls, and the parsed turn of a model."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from agentrt.core.protocol import FinishReason
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call that the model wrote. One that cannot be dispatched says why in `error`, in words for the model."""
+
+    name: str
+    arguments: dict[str, Any] = {}
+    error: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message. `name` is the tool's on a tool message; `calls` and `reasoning` belong to assistant messages."""
+
+    role: Role
+    content: str
+    name: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """A model turn, parsed. `calls` is empty for a turn that was cut: half a call is no call."""
+
+    content: str
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish_reason: FinishReason
+    start: int = 0
+    """The turn is the ids `[start, end)` of its branch."""
+    end: int = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """True if the turn did not end by itself."""
+        return self.finish_reason != "stop"
+
+    @property
+    def message(self) -> Message:
+        """The turn as an assistant message."""
+        return Message("assistant", self.content, calls=self.calls, reasoning=self.reasoning)

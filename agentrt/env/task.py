@@ -1,0 +1,17 @@
+"""A task: what an episode starts from."""
+
+from typing import Any
+
+import msgspec
+
+from agentrt.env.chat.message import Message
+
+
+class Task(msgspec.Struct, frozen=True):
+    """One data item. `id` is unique in its split and stable: resume and seeds go by it."""
+
+    id: str
+    messages: tuple[Message, ...]
+    """The prompt."""
+    data: dict[str, Any] = {}
+    """What the rewards need and the model never sees."""
