@@ -1,0 +1,93 @@
+"""The page pool: which pages are free, and how many hold each of the others.
+
+Pure bookkeeping over page numbers; the KV itself lies in the runner's flat buffer. A page is held by page tables (leases)
+and by the prefix cache, one reference each. A page that only the prefix cache holds is *evictable*.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+
+
+class OutOfPagesError(Exception):
+    """More pages were asked for than are free. The scheduler plans so that this is never raised."""
+
+
+class PagePool:
+    """Reference counts of `num_pages` pages."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self.refs = array("i", [0]) * num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._cached = bytearray(num_pages)
+        self.num_evictable = 0
+
+    def __repr__(self) -> str:
+        return f"<PagePool {self.num_free} free, {self.num_evictable} evictable of {self.num_pages}>"
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """`count` free pages, each with one reference, the caller's. Raises `OutOfPagesError`, taking none."""
+        if count > len(self._free):
+            raise OutOfPagesError(f"{count} pages asked for, {len(self._free)} of {self.num_pages} free")
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self.refs[page] = 1
+        return pages
+
+    def retain(self, pages: Iterable[int]) -> None:
+        """Add one reference to each of these pages, which somebody holds already."""
+        for page in pages:
+            assert self.refs[page] > 0, f"page {page} is free and cannot be retained"
+            self.refs[page] += 1
+            if self.refs[page] == 2 and self._cached[page]:
+                self.num_evictable -= 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Give back one reference to each of these pages; a page without any is free."""
+        for page in pages:
+            assert self.refs[page] > 0, f"page {page} was released more often than it was held"
+            self.refs[page] -= 1
+            if self.refs[page] == 0:
+                self._free.append(page)
+            elif self.refs[page] == 1 and self._cached[page]:
+                self.num_evictable += 1
+
+    def cache(self, pages: Iterable[int]) -> None:
+        """The prefix cache takes its reference to each of these pages, which a lease holds."""
+        for page in pages:
+            assert not self._cached[page], f"page {page} is in the prefix cache already"
+            self.retain((page,))
+            self._cached[page] = 1
+
+    def uncache(self, page: int) -> None:
+        """The prefix cache gives up a page that nobody else holds; it is free then."""
+        assert self.is_evictable(page), f"page {page} is still held"
+        self._cached[page] = 0
+        self.num_evictable -= 1
+        self.release((page,))
+
+    def is_evictable(self, page: int) -> bool:
+        return bool(self._cached[page]) and self.refs[page] == 1
+
+    def check(self, tables: Iterable[Iterable[int]], tree: Iterable[int]) -> None:
+        """Raise `AssertionError` unless every page is free or held exactly as often as `tables` and `tree` hold it."""
+        held = Counter(tree)
+        assert all(count == 1 for count in held.values()), "a page is twice in the prefix cache"
+        assert {page for page in range(self.num_pages) if self._cached[page]} == set(held), "cached marks are off"
+        for table in tables:
+            pages = list(table)
+            assert len(set(pages)) == len(pages), "a page is twice in one page table"
+            held.update(pages)
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is twice in the free list"
+        assert not free & set(held), "a page is both free and held"
+        for page in range(self.num_pages):
+            assert self.refs[page] == held[page], f"page {page} has {self.refs[page]} references, {held[page]} holders"
+        assert len(free) + len(held) == self.num_pages, "a page was lost"
+        evictable = sum(self.is_evictable(page) for page in range(self.num_pages))
+        assert evictable == self.num_evictable, "the count of evictable pages is off"

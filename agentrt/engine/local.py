@@ -1,0 +1,33 @@
+"""An engine in this process, from a model folder."""
+
+from pathlib import Path
+
+import torch
+
+from agentrt.core.errors import UsageError
+from agentrt.core.protocol import EngineInfo
+from agentrt.core.spec import EngineSpec
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.engine.model.loader import load
+from agentrt.engine.runner import ModelRunner
+from agentrt.engine.service import EngineService
+from agentrt.engine.step import EngineCore
+
+
+def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> EngineService:
+    """The engine over the model in `folder`; its caller enters and leaves it. `UsageError` if it cannot be loaded.
+
+    Ids of the output layer that the tokenizer does not know are masked before sampling.
+    """
+    try:
+        device = torch.device(spec.device)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"engine.device {spec.device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    decoder = load(folder, device)
+    vocab_size = min(tokenizer.vocab_size, decoder.vocab_size)
+    core = EngineCore(ModelRunner(decoder, spec), spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
+    info = EngineInfo(
+        model=folder.name, model_hash=decoder.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
+    )
+    return EngineService(core, info)

@@ -1,0 +1,34 @@
+"""A runner: the decoder on its device and the flat buffer that the pages lie in."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from agentrt.core.spec import EngineSpec
+from agentrt.engine.batch import Batch
+from agentrt.engine.model.decoder import Decoder
+
+
+class ModelRunner:
+    """`engine.step.Runner` over a decoder. The buffer is one flat tensor, a page of all layers contiguous in it."""
+
+    def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
+        self.decoder, self.page_size = decoder, spec.page_size
+        self.num_pages = -(-spec.kv_tokens // spec.page_size)
+        self._stride = decoder.page_layout(spec.page_size).page_stride
+        self._pool = torch.zeros(self.num_pages * self._stride, dtype=torch.float32, device=decoder.device)
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        logits_MV = self.decoder.forward(
+            *(torch.from_numpy(array).to(self.decoder.device) for array in batch[:4]),
+            self._pool,
+            torch.from_numpy(batch.out_rows_M).to(self.decoder.device),
+        )
+        logits: NDArray[np.float32] = logits_MV.cpu().numpy()
+        return logits
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._page(target).copy_(self._page(source))
+
+    def _page(self, page: int) -> torch.Tensor:
+        return self._pool[page * self._stride : (page + 1) * self._stride]

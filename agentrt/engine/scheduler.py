@@ -1,0 +1,127 @@
+"""What the next step computes: a pure function of what is running, what waits and how many pages can be had.
+
+Decodes come first and never wait for a prompt. What is left of the step goes to prompt chunks, those begun before those
+that wait, oldest first. Every kind is the same thing here: a sequence has `known` ids, `computed` of them have their KV, and
+the step computes some of the difference; where it computes the last known id, it samples the next.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Demand(NamedTuple):
+    """What the scheduler knows of one sequence; `index` names it in the plan."""
+
+    index: int
+    known: int
+    computed: int
+    pages: int
+    """Pages in its table."""
+    growth: int
+    """Ids it may still sample."""
+    is_preempted: bool = False
+    """It ran before and lost its place; it is admitted again only with room for all its growth."""
+    group: str = ""
+
+    @property
+    def missing(self) -> int:
+        return self.known - self.computed
+
+
+class Capacity(NamedTuple):
+    """What a step has to give."""
+
+    rows: int
+    """Ids it computes at most; no fewer than `sequences`."""
+    sequences: int
+    """Sequences that run at most."""
+    pages: int
+    """Pages that are free or evictable."""
+    page_size: int
+
+    def pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+
+class Chunk(NamedTuple):
+    """Compute the next `count` ids of one sequence."""
+
+    index: int
+    count: int
+
+
+class Plan(NamedTuple):
+    """The next step: first the chunks of sequences that run, then those of sequences it admits."""
+
+    running: list[Chunk]
+    admitted: list[Chunk]
+    lacking: int = 0
+    """Pages that the next in line lacks. Revoke idle leases, if there are any, and plan again."""
+    is_stuck: bool = False
+    """Those that run lack pages themselves: if nothing is idle, preempt one of them and plan again."""
+
+
+def plan_step(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity) -> Plan:
+    """The chunks of the next step. `running` and `waiting` are in order of arrival; admission keeps that order."""
+    decodes = [demand for demand in running if demand.missing == 1]
+    left = capacity._replace(
+        rows=capacity.rows - len(decodes),
+        pages=capacity.pages - sum(_pages_more(demand, 1, capacity) for demand in decodes),
+    )
+    if left.pages < 0:
+        return Plan([], [], lacking=-left.pages, is_stuck=True)
+    chunks = [Chunk(demand.index, 1) for demand in decodes]
+    promised = len(running)  # a page of growth for each
+    in_prefill: set[str] = set()
+    for demand in running:
+        if demand.missing > 1:
+            count = _chunk(demand, left)
+            left = _less(left, demand, count)
+            promised += _pages_more(demand, demand.missing, capacity) - _pages_more(demand, count, capacity)
+            in_prefill.add(demand.group)
+            if count:
+                chunks.append(Chunk(demand.index, count))
+    admitted, lacking = _admit(waiting, left, len(running), promised, in_prefill)
+    if running and not chunks and not admitted:
+        return Plan([], [], lacking=1, is_stuck=True)
+    return Plan(chunks, admitted, lacking)
+
+
+def _admit(
+    waiting: Sequence[Demand], left: Capacity, num_running: int, promised: int, in_prefill: set[str]
+) -> tuple[list[Chunk], int]:
+    """Waiting sequences whose whole prompt fits beside what is promised, and the pages that the first left out lacks.
+
+    One that does not fit stops the line, so that nobody overtakes it for ever. A new sequence of a group whose prompt is
+    being computed waits for it: it will find that prompt in the prefix cache.
+    """
+    admitted: list[Chunk] = []
+    for demand in waiting:
+        if left.rows <= 0 or num_running + len(admitted) >= left.sequences:
+            break
+        if demand.group and demand.group in in_prefill and demand.computed == 0:
+            continue
+        need = _pages_more(demand, demand.missing + (demand.growth if demand.is_preempted else 0), left)
+        if need + promised > left.pages:
+            return admitted, need + promised - left.pages
+        count = _chunk(demand, left)
+        left = _less(left, demand, count)
+        promised += 1 + need - _pages_more(demand, count, left)
+        in_prefill.add(demand.group)
+        admitted.append(Chunk(demand.index, count))
+    return admitted, 0
+
+
+def _pages_more(demand: Demand, count: int, capacity: Capacity) -> int:
+    """Pages to add to a sequence's table so that `count` more ids can be computed."""
+    return max(0, capacity.pages_for(demand.computed + count) - demand.pages)
+
+
+def _chunk(demand: Demand, left: Capacity) -> int:
+    """As much of a prompt as the rows and pages left allow."""
+    room = (demand.pages + left.pages) * left.page_size - demand.computed
+    return max(0, min(demand.missing, left.rows, room))
+
+
+def _less(left: Capacity, demand: Demand, count: int) -> Capacity:
+    return left._replace(rows=left.rows - count, pages=left.pages - _pages_more(demand, count, left))

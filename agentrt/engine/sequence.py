@@ -1,0 +1,73 @@
+"""A sequence: one request while the engine serves it."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from agentrt.core.protocol import FinishReason
+from agentrt.core.spec import SamplingParams
+from agentrt.core.tokens import Tokens
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.stopping import StopStrings
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Sequence:
+    """`tokens` is the session's own list: the engine appends what it samples, and nobody else does meanwhile."""
+
+    tokens: Tokens
+    params: SamplingParams
+    max_tokens: int
+    seed: int
+    """Keys the noise of this turn; the position in the sequence is the counter."""
+    group: str = ""
+    lease: Lease = field(init=False)
+    """Given by `EngineCore.submit`."""
+    context_tokens: int = field(init=False)
+    """Ids before the first that this request samples."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """How often each id was sampled in this turn, for the penalties."""
+    stop_strings: StopStrings = field(init=False)
+    cached_tokens: int = -1
+    """Ids whose KV was there when the request first ran; -1 before."""
+    preemptions: int = 0
+    finish_reason: FinishReason | None = None
+    matched_stop: int | str | None = None
+    error: str = ""
+    """Why the engine gave this request up; it is finished then."""
+    arrived: float = 0.0
+    started: float = 0.0
+    first_token: float = 0.0
+    ended: float = 0.0
+    """Seconds of `time.perf_counter`, like the three before; 0 for what did not happen."""
+
+    def __post_init__(self) -> None:
+        self.context_tokens = len(self.tokens)
+        self.stop_strings = StopStrings(self.params.stop)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.tokens) - self.context_tokens
+
+    @property
+    def num_uncomputed(self) -> int:
+        """Ids whose KV is missing: 1 while it decodes, more in its prefill."""
+        return len(self.tokens) - self.lease.computed
+
+    @property
+    def is_decoding(self) -> bool:
+        """True if all that is missing is the KV of the id sampled last."""
+        return self.num_sampled > 0 and self.num_uncomputed == 1
+
+    @property
+    def is_finished(self) -> bool:
+        return self.finish_reason is not None or bool(self.error)
+
+    def commit(self, token_id: int, logprob: float, version: int, text: bytes) -> None:
+        """Append a sampled id, of which `text` is the bytes, and see whether the turn ends with it."""
+        self.tokens.commit(token_id, logprob, version)
+        self.counts[token_id] += 1
+        matched = token_id if token_id in self.params.stop_token_ids else self.stop_strings.feed(text)
+        if matched is not None:
+            self.finish_reason, self.matched_stop = "stop", matched
+        elif self.num_sampled >= self.max_tokens:
+            self.finish_reason = "length"

@@ -1,0 +1,237 @@
+"""The engine's async door: sessions on the event loop, steps in one thread of their own.
+
+    loop:   Session.sample ── command ──►  deque ─┐                  ┌─ awaits its Event
+    thread:                                       └► core.step() ────┴─ finished ──► deque, one byte to a socket
+
+The loop never waits for a step and the thread never waits for the loop: commands are applied between steps, and what ended
+is announced by one byte on a socket pair, whatever the number of sequences. A session's `tokens` have one writer at a time:
+the loop between requests, the step thread during one.
+"""
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.abc
+
+from agentrt.core import clock, seeds
+from agentrt.core.errors import EngineFailure
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, SessionHints
+from agentrt.core.spec import SamplingParams
+from agentrt.core.tokens import Floats, Ids, Tokens
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.request import Bounds, check_request
+from agentrt.engine.sequence import Sequence as EngineSequence
+from agentrt.engine.step import EngineCore
+
+ABORT_SECONDS = 30.0
+"""How long a cancelled request waits for the step in flight, so that what it sampled is in the record."""
+
+Command = Callable[[], None]
+
+
+class EngineService:
+    """`core.protocol.Engine` over an `EngineCore` in this process. An async context manager: it owns the step thread."""
+
+    def __init__(self, core: EngineCore, info: EngineInfo) -> None:
+        self.core, self._info = core, info
+        self.bounds = Bounds(info.vocab_size, info.context_length, core.runner.num_pages * core.runner.page_size)
+        self.num_sessions = 0
+        self._commands: deque[Command] = deque()
+        self._finished: deque[EngineSequence] = deque()
+        self._waiting: dict[EngineSequence, anyio.Event] = {}
+        self._turn = threading.Condition()
+        self._is_closing = False
+        self._crash: BaseException | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def session(self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()) -> "LocalSession":
+        return LocalSession(self, seeds.fresh() if seed is None else seed, salt, hints)
+
+    def statistics(self) -> EngineStatistics:
+        return self.core.statistics(self.num_sessions)
+
+    def post(self, command: Command) -> None:
+        """Have the step thread run `command` before its next step."""
+        with self._turn:
+            self._commands.append(command)
+            self._turn.notify()
+
+    async def run(self, session: "LocalSession", sequence: EngineSequence) -> None:
+        """Queue a sequence and wait until it has ended. Cancellation aborts it, and waits for the step in flight."""
+        ended = self._waiting[sequence] = anyio.Event()
+        try:
+            self._raise_crash()
+            self.post(lambda: self.core.submit(sequence, session.lease))
+            await ended.wait()
+        except anyio.get_cancelled_exc_class():
+            self.post(lambda: self._abort(sequence))
+            with anyio.move_on_after(ABORT_SECONDS, shield=True):
+                await ended.wait()
+            raise
+        finally:
+            self._waiting.pop(sequence, None)
+        self._raise_crash()
+
+    async def __aenter__(self) -> Self:
+        clock.refuse_in_virtual_time("the engine's step thread")
+        self._wake_out, self._wake_in = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._wake_in.setblocking(False)
+        self._thread = threading.Thread(target=self._work, name="agentrt-step", daemon=True)
+        self._announcer = await anyio.create_task_group().__aenter__()
+        self._announcer.start_soon(self._announce)
+        self._thread.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._turn:
+            self._is_closing = True
+            self._turn.notify()
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._thread.join, ABORT_SECONDS)
+            self._announce_finished()
+            self._announcer.cancel_scope.cancel()
+            await self._announcer.__aexit__(None, None, None)
+        self._wake_in.close()
+        self._wake_out.close()
+        if error is None:
+            self._raise_crash()
+
+    def _work(self) -> None:
+        """The step thread. A bug in it ends every request with `EngineFailure`, and the service raises it at its end."""
+        try:
+            while self._apply_commands():
+                if finished := self.core.step():
+                    self._finish(finished)
+            for sequence in list(self._waiting):
+                self._abort(sequence)
+        except BaseException as error:  # noqa: BLE001 - it crosses to the loop and is raised there
+            self._crash = error
+            self._finish(list(self._waiting))
+
+    def _apply_commands(self) -> bool:
+        """Run what was posted; sleep while there is nothing to do. False when the service closes."""
+        with self._turn:
+            while not self._commands and self.core.is_idle and not self._is_closing:
+                self._turn.wait()
+            commands = [self._commands.popleft() for _ in range(len(self._commands))]
+        for command in commands:
+            command()
+        return not self._is_closing
+
+    def _abort(self, sequence: EngineSequence) -> None:
+        if not sequence.is_finished:
+            self.core.abort(sequence)
+            self._finish([sequence])
+
+    def _finish(self, finished: Sequence[EngineSequence]) -> None:
+        self._finished.extend(finished)
+        with suppress(BlockingIOError):  # full: the loop has a byte to read already
+            self._wake_in.send(b"\0")
+
+    async def _announce(self) -> None:
+        """On the loop: set the events of what the step thread finished."""
+        while True:
+            await anyio.wait_readable(self._wake_out)
+            self._wake_out.recv(4096)
+            self._announce_finished()
+
+    def _announce_finished(self) -> None:
+        while self._finished:
+            ended = self._waiting.get(self._finished.popleft())
+            if ended is not None:
+                ended.set()
+
+    def _raise_crash(self) -> None:
+        if self._crash is not None:
+            raise EngineFailure(f"the engine stopped: {self._crash!r}") from self._crash
+
+
+class LocalSession:
+    """`core.protocol.Session` over an `EngineService`."""
+
+    def __init__(self, service: EngineService, seed: int, salt: str, hints: SessionHints) -> None:
+        self._service, self._seed, self._salt, self._hints = service, seed, salt, hints
+        self._tokens = Tokens()
+        self._parent: LocalSession | None = None
+        self._forked_at = 0
+        self.lease: Lease  # opened by the step thread, which owns all leases
+        self._turns = 0
+        self._forks = 0
+        self._is_open = False
+
+    def __repr__(self) -> str:
+        return f"<LocalSession {len(self._tokens)} ids, {self._turns} turns, seed {self._seed}>"
+
+    @property
+    def tokens(self) -> Tokens:
+        return self._tokens
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    async def sample(self, observed_ids: Sequence[int], params: SamplingParams, *, max_tokens: int) -> Completion:
+        assert self._is_open, "a session is sampled from inside its `with`"
+        check_request(observed_ids, len(self._tokens), params, max_tokens, self._service.bounds)
+        self._tokens.observe(observed_ids)
+        sequence = EngineSequence(
+            tokens=self._tokens, params=params, max_tokens=max_tokens,
+            seed=seeds.derive(self._seed, "turn", self._turns), group=self._hints.group,
+        )  # fmt: skip
+        self._turns += 1
+        await self._service.run(self, sequence)
+        if sequence.error:
+            raise EngineFailure(sequence.error)
+        return _completion(sequence)
+
+    def pause(self, tool: str) -> None:
+        """Nothing to decide yet: an idle lease stays until its pages are needed."""
+
+    def fork(self) -> "LocalSession":
+        child = LocalSession(self._service, seeds.derive(self._seed, "fork", self._forks), self._salt, self._hints)
+        child._tokens, child._parent, child._forked_at = self._tokens.copy(), self, len(self._tokens)
+        self._forks += 1
+        return child
+
+    def __enter__(self) -> Self:
+        assert not self._is_open, "a session is entered once"
+        self._is_open = True
+        self._service.num_sessions += 1
+        self._service.post(self._open)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        self._service.num_sessions -= 1
+        self._service.post(lambda: self._service.core.cache.close(self.lease))
+
+    def _open(self) -> None:
+        core = self._service.core
+        self.lease = core.fork(self._parent.lease, self._forked_at) if self._parent else core.open(self._salt)
+
+
+def _completion(sequence: EngineSequence) -> Completion:
+    start, tokens = sequence.context_tokens, sequence.tokens
+    assert sequence.finish_reason is not None
+    first_token = sequence.first_token or sequence.ended
+    return Completion(
+        token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]), versions=Ids(tokens.versions[start:]),
+        finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop, seed=sequence.seed,
+        context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0),
+        queue_seconds=sequence.started - sequence.arrived, prefill_seconds=first_token - sequence.started,
+        decode_seconds=sequence.ended - first_token,
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""The engine's core: one step after another, in whatever thread calls it.
+
+    plan ─► make room ─► batch ─► run ─► sample ─► commit
+
+Nothing here waits, reads a clock of the event loop or knows of sessions; the service does. Policy version, pages and the
+sequences in flight are owned by this object alone.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrt.core.protocol import EngineStatistics
+from agentrt.core.spec import EngineSpec
+from agentrt.engine.batch import Batch, build_batch
+from agentrt.engine.kv.lease import KVCache, Lease
+from agentrt.engine.kv.radix import Namespace
+from agentrt.engine.sampler import sample
+from agentrt.engine.scheduler import Capacity, Demand, plan_step
+from agentrt.engine.sequence import Sequence
+
+
+class Runner(Protocol):
+    """The model on its device, and the buffer that the pages lie in."""
+
+    num_pages: int
+    page_size: int
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        """Write the KV of every row to its page and return `logits_MV` for `batch.out_rows_M`."""
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page's KV."""
+
+
+@dataclass(slots=True)
+class _Totals:
+    prefilled: int = 0
+    reused: int = 0
+    sampled: int = 0
+    steps: int = 0
+    preemptions: int = 0
+
+
+class EngineCore:
+    """Continuous batching over one runner.
+
+    `vocab_size` is how many ids the tokenizer knows: only those are sampled. `bytes_of` gives an id's bytes, for stop
+    strings.
+    """
+
+    def __init__(
+        self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes]
+    ) -> None:
+        self.runner, self.spec, self.vocab_size, self.bytes_of = runner, spec, vocab_size, bytes_of
+        self.cache = KVCache(runner.num_pages, runner.page_size)
+        self.version = 0
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._totals = _Totals()
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.waiting or self.running)
+
+    def open(self, salt: str = "") -> Lease:
+        """A lease for a new session, in the namespace of the present version."""
+        return self.cache.open(Namespace(self.version, "", salt))
+
+    def fork(self, parent: Lease, tokens: int) -> Lease:
+        """A lease that shares the KV of the first `tokens` ids of `parent`, or what there is of it."""
+        child, copy = self.cache.fork(parent, tokens)
+        if copy is not None:
+            self.runner.copy_page(*copy)
+        return child
+
+    def submit(self, sequence: Sequence, lease: Lease) -> None:
+        """Queue a request. The service has checked that it can be served."""
+        sequence.lease, sequence.arrived = lease, time.perf_counter()
+        self.waiting.append(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """End a request in whatever state it is; what it sampled stays. One that has ended already is left alone."""
+        if sequence.is_finished:
+            return
+        sequence.finish_reason = "abort"
+        self._leave(sequence)
+
+    def step(self) -> list[Sequence]:
+        """Run one step; returns the sequences that ended with it. A pass in which nothing can run returns at once."""
+        chunks = self._plan()
+        if not chunks:
+            return []
+        for sequence, count in chunks:
+            self.cache.grow(sequence.lease, sequence.lease.computed + count)
+            self._totals.prefilled += 0 if sequence.is_decoding else count
+        self._totals.steps += 1
+        batch = build_batch(chunks)
+        logits_MV = self.runner.run(batch)
+        for sequence, count in chunks:
+            sequence.lease.computed += count
+        if batch.sampling:
+            self._commit(batch.sampling, logits_MV)
+        finished = [sequence for sequence in batch.sampling if sequence.is_finished]
+        for sequence in finished:
+            self._leave(sequence)
+        return finished
+
+    def statistics(self, sessions: int) -> EngineStatistics:
+        """A snapshot; `sessions` is the service's count."""
+        pool, totals = self.cache.pool, self._totals
+        return EngineStatistics(
+            version=self.version, running=len(self.running), waiting=len(self.waiting), sessions=sessions,
+            pages_total=pool.num_pages, pages_free=pool.num_free, pages_cached=pool.num_evictable,
+            tokens_prefilled=totals.prefilled, tokens_reused=totals.reused, tokens_sampled=totals.sampled,
+            steps=totals.steps, preemptions=totals.preemptions,
+        )  # fmt: skip
+
+    def check(self) -> None:
+        """Raise `AssertionError` if a page is lost or a sequence is in no queue or in two."""
+        self.cache.check()
+        assert not set(map(id, self.waiting)) & set(map(id, self.running)), "a sequence both waits and runs"
+        for sequence in self.running:
+            assert sequence.lease.is_running, "a running sequence has a lease that may be revoked"
+
+    def _plan(self) -> list[tuple[Sequence, int]]:
+        """The chunks of the next step, with room made for them."""
+        while True:
+            running = [self._demand(index, sequence) for index, sequence in enumerate(self.running)]
+            waiting = [self._demand(index, sequence) for index, sequence in enumerate(self.waiting)]
+            plan = plan_step(running, waiting, self._capacity())
+            if not plan.lacking or not self._make_room(preempt=plan.is_stuck):
+                break
+        chunks = [(self.running[index], count) for index, count in plan.running]
+        return chunks + self._admit([(self.waiting[index], count) for index, count in plan.admitted])
+
+    def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
+        """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter."""
+        admitted = []
+        for sequence, count in chunks:
+            cached = self.cache.resume(sequence.lease, sequence.tokens.token_ids)
+            if sequence.cached_tokens < 0:
+                sequence.cached_tokens, sequence.started = cached, time.perf_counter()
+                self._totals.reused += cached
+            self.waiting.remove(sequence)
+            self.running.append(sequence)
+            admitted.append((sequence, min(count, sequence.num_uncomputed)))
+        self.running.sort(key=lambda sequence: sequence.arrived)
+        return admitted
+
+    def _make_room(self, preempt: bool) -> bool:
+        """Free pages for the plan: revoke an idle lease, else preempt the youngest that runs. False if nothing helps."""
+        if self.cache.revoke_idle():
+            return True
+        if not preempt:
+            return False
+        assert len(self.running) > 1, "one sequence alone does not fit, although its request was accepted"
+        sequence = self.running.pop()
+        self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
+        self.cache.revoke(sequence.lease)
+        sequence.preemptions += 1
+        self._totals.preemptions += 1
+        self.waiting.insert(0, sequence)
+        return True
+
+    def _commit(self, sampling: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
+        now = time.perf_counter()
+        for sequence, drawn in zip(sampling, sample(logits_MV, sampling, self.vocab_size), strict=True):
+            if sequence.num_sampled == 0:
+                sequence.first_token = now
+                self.cache.settle(sequence.lease, sequence.tokens.token_ids)
+            if drawn.token_id < 0:
+                sequence.error = "the model gave logits that are no numbers (NaN)"
+                continue
+            text = self.bytes_of(drawn.token_id) if sequence.params.stop else b""
+            sequence.commit(drawn.token_id, drawn.logprob, self.version, text)
+            self._totals.sampled += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
+        sequence.ended = time.perf_counter()
+
+    def _demand(self, index: int, sequence: Sequence) -> Demand:
+        lease = sequence.lease
+        growth = sequence.max_tokens - sequence.num_sampled
+        return Demand(
+            index, len(sequence.tokens), lease.computed, len(lease.pages), growth, sequence.preemptions > 0, sequence.group
+        )
+
+    def _capacity(self) -> Capacity:
+        return Capacity(self.spec.step_tokens, self.spec.max_batch, self.cache.num_available, self.cache.page_size)

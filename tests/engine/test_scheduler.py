@@ -1,0 +1,79 @@
+"""`plan_step` is pure: what it decides is a function of the numbers it is given."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrt.engine.scheduler import Capacity, Chunk, Demand, Plan, plan_step
+
+
+def demand(index: int, known: int, computed: int = 0, **more: object) -> Demand:
+    pages = more.pop("pages", -(-computed // 4))
+    return Demand(index, known, computed, pages, more.pop("growth", 8), **more)  # type: ignore[arg-type]
+
+
+def capacity(rows: int = 32, sequences: int = 8, pages: int = 100) -> Capacity:
+    return Capacity(rows, sequences, pages, page_size=4)
+
+
+def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
+    running = [demand(0, 40, 8), demand(1, 13, 12)]
+    assert plan_step(running, [demand(0, 20)], capacity(rows=16)) == Plan([Chunk(1, 1), Chunk(0, 15)], [])
+
+
+def test_a_waiting_prompt_gets_the_rows_that_running_ones_leave() -> None:
+    plan = plan_step([demand(0, 12, 8)], [demand(0, 20), demand(1, 20)], capacity(rows=16))
+    assert plan == Plan([Chunk(0, 4)], [Chunk(0, 12)])
+
+
+def test_arrival_order_holds_also_for_a_prompt_that_does_not_fit() -> None:
+    plan = plan_step([], [demand(0, 400), demand(1, 4)], capacity(rows=500, pages=50))
+    assert plan == Plan([], [], lacking=50)
+
+
+def test_decodes_that_lack_pages_void_the_plan() -> None:
+    running = [demand(0, 9, 8), demand(1, 9, 8), demand(2, 10, 9, pages=3)]
+    assert plan_step(running, [], capacity(pages=1)) == Plan([], [], lacking=1, is_stuck=True)
+    assert plan_step(running, [], capacity(pages=2)).running == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1)]
+
+
+def test_a_running_prompt_without_a_page_is_stuck() -> None:
+    assert plan_step([demand(0, 12, 8)], [], capacity(pages=0)) == Plan([], [], lacking=1, is_stuck=True)
+
+
+def test_one_that_was_preempted_comes_back_only_with_room_for_all_its_growth() -> None:
+    waiting = [demand(0, 8, growth=16, is_preempted=True)]
+    assert plan_step([], waiting, capacity(pages=5)).lacking == 1
+    assert plan_step([], waiting, capacity(pages=6)).admitted == [Chunk(0, 8)]
+
+
+def test_siblings_wait_for_the_first_members_prompt() -> None:
+    waiting = [demand(0, 20, group="g"), demand(1, 20, group="g"), demand(2, 4, group="h")]
+    assert plan_step([], waiting, capacity(rows=64)).admitted == [Chunk(0, 20), Chunk(2, 4)]
+    running = [demand(0, 20, 16, group="g")]
+    assert plan_step(running, waiting[:1], capacity(rows=64)).admitted == []
+    assert plan_step([demand(0, 21, 20, group="g")], waiting[:2], capacity(rows=64)).admitted == [Chunk(0, 20)]
+
+
+def test_no_more_sequences_than_allowed() -> None:
+    waiting = [demand(index, 2) for index in range(5)]
+    assert len(plan_step([demand(0, 5, 4)], waiting, capacity(sequences=3)).admitted) == 2
+
+
+DEMANDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), st.integers(1, 20), st.booleans()), max_size=6)
+
+
+@given(DEMANDS, DEMANDS, st.integers(8, 40), st.integers(0, 40))
+def test_a_plan_never_takes_more_than_there_is(
+    run: list[tuple[int, int, int, bool]], wait: list[tuple[int, int, int, bool]], rows: int, pages: int
+) -> None:
+    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth, _) in enumerate(run)]
+    waiting = [demand(i, known, growth=growth, is_preempted=flag) for i, (known, _, growth, flag) in enumerate(wait)]
+    plan = plan_step(running, waiting, capacity(rows=rows, pages=pages))
+    chunks = [(running[i], n) for i, n in plan.running] + [(waiting[i], n) for i, n in plan.admitted]
+    assert sum(count for _, count in chunks) <= rows
+    assert sum(max(0, -(-(d.computed + n) // 4) - d.pages) for d, n in chunks) <= pages
+    assert all(1 <= count <= d.missing for d, count in chunks)
+    if not plan.is_stuck:
+        assert {i for i, d in enumerate(running) if d.missing == 1} <= {i for i, _ in plan.running}
+    if running and plan.is_stuck:
+        assert plan.lacking > 0
