@@ -1,0 +1,159 @@
+"""The decoder of the Llama family: token ids and pages in, logits out.
+
+One forward takes any mix of rows: decodes, prompt chunks, several sequences. A row is a token at a position of a sequence, whose
+pages a table names. Its keys and values are written first, then every row attends. The same code runs on any device; the
+operations (`agentrt_kernels`) are chosen once, by name. With `cpu` a row's logits have the same bits whatever else is in the batch.
+
+Suffixes: N rows, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size, V the output layer's rows.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Literal, NamedTuple
+
+import torch
+from agentrt_kernels.pages import PageLayout
+from torch import Tensor
+
+from agentrt.engine.model.config import ModelConfig
+from agentrt.engine.model.linear import Linear
+from agentrt.engine.model.rope import rope_tables
+
+OpsName = Literal["cpu", "reference"]
+
+
+class Ops(NamedTuple):
+    """The operations between the linear layers; their contracts are in `agentrt_kernels/<op>/reference.py`."""
+
+    rms_norm: Callable[..., Tensor]
+    add_rms_norm: Callable[..., Tensor]
+    rotary: Callable[..., Tensor]
+    paged_attention: Callable[..., Tensor]
+    swiglu: Callable[..., Tensor]
+
+
+def load_ops(name: OpsName) -> Ops:
+    """Import one implementation of the operations; the others are never imported."""
+
+    def op(folder: str, function: str) -> Callable[..., Tensor]:
+        found: Callable[..., Tensor] = getattr(import_module(f"agentrt_kernels.{folder}.{name}"), function)
+        return found
+
+    return Ops(
+        op("rms_norm", "rms_norm"), op("rms_norm", "add_rms_norm"), op("rotary", "rotary"),
+        op("paged_attention", "paged_attention"), op("swiglu", "swiglu"),
+    )  # fmt: skip
+
+
+class _Layer(NamedTuple):
+    attention_norm_D: Tensor
+    qkv: Linear
+    qk_norms: tuple[Tensor, Tensor, float] | None
+    output: Linear
+    mlp_norm_D: Tensor
+    gate_up: Linear
+    down: Linear
+    window: int
+
+
+class Decoder:
+    """A causal model over paged KV. Holds its weights and no other state, so any number of threads may call it."""
+
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu") -> None:
+        """`weights` has the tensors of `expected_shapes(config)`, float32, all on one device."""
+        self.config, self.ops = config, load_ops(ops)
+        self.embedding_VD = weights["model.embed_tokens.weight"]
+        self.layers = [self._layer(weights, index) for index in range(config.num_layers)]
+        self.norm_D = weights["model.norm.weight"]
+        self.head = Linear(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
+        self.cos_TR, self.sin_TR = (table.to(self.device) for table in rope_tables(config))
+        self.num_parameters = sum(weights[name].numel() for name in expected_shapes(config))
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding_VD.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the output layer; the tokenizer may know fewer ids."""
+        return self.config.vocab_size
+
+    @property
+    def context_length(self) -> int:
+        return self.config.context_length
+
+    def page_layout(self, page_size: int) -> PageLayout:
+        """Where KV lies in pages of `page_size` tokens; a pool of n pages is n * `page_stride` float32 elements."""
+        return PageLayout(page_size, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+
+    @torch.inference_mode()
+    def forward(
+        self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor,
+        pool: Tensor, layout: PageLayout, out_rows_M: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Write the KV of all N rows to their pages and return `logits_MV` for `out_rows_M`.
+
+        `table_of_N` names each row's table in `tables_SP` (page numbers, padded with -1). What a row attends beyond the rows
+        of this call must be in its pages already. Ids and positions are int64, tables int32.
+        """
+        rows = (positions_N, table_of_N, tables_SP)
+        ops, eps = self.ops, self.config.norm_eps
+        residual_ND = self.embedding_VD[token_ids_N]
+        x_ND = ops.rms_norm(residual_ND, self.layers[0].attention_norm_D, eps)
+        for index, layer in enumerate(self.layers):
+            if index > 0:
+                x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.attention_norm_D, eps)
+            q_NHD = ops.rotary(layer.qkv(x_ND), self.cos_TR, self.sin_TR, *rows, pool, layout, index, layer.qk_norms)
+            attended_NHD = ops.paged_attention(q_NHD, *rows, pool, layout, index, layer.window)
+            x_ND = layer.output(attended_NHD.flatten(1))
+            x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.mlp_norm_D, eps)
+            x_ND = layer.down(ops.swiglu(layer.gate_up(x_ND)))
+        out_MD = ops.add_rms_norm(x_ND[out_rows_M], residual_ND[out_rows_M], self.norm_D, eps)
+        return self.head(out_MD)
+
+    def _layer(self, weights: Mapping[str, Tensor], index: int) -> _Layer:
+        def of(name: str) -> Tensor:
+            return weights[f"model.layers.{index}.{name}"]
+
+        attention, mlp, config = "self_attn.", "mlp.", self.config
+        qkv_bias = torch.cat([of(f"{attention}{name}_proj.bias") for name in "qkv"]) if config.qkv_bias else None
+        qk_norms = None
+        if config.qk_norm:
+            qk_norms = (of(attention + "q_norm.weight"), of(attention + "k_norm.weight"), config.norm_eps)
+        return _Layer(
+            attention_norm_D=of("input_layernorm.weight"),
+            qkv=Linear(torch.cat([of(f"{attention}{name}_proj.weight") for name in "qkv"]), qkv_bias),
+            qk_norms=qk_norms,
+            output=Linear(of(attention + "o_proj.weight")),
+            mlp_norm_D=of("post_attention_layernorm.weight"),
+            gate_up=Linear(torch.cat([of(mlp + "gate_proj.weight"), of(mlp + "up_proj.weight")])),
+            down=Linear(of(mlp + "down_proj.weight")),
+            window=config.windows[index],
+        )
+
+
+def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The name and shape of every weight the decoder reads, as Hugging Face names them."""
+    hidden, heads, kv_heads, size = config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
+    for index in range(config.num_layers):
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "self_attn.q_proj.weight": (heads * size, hidden),
+            "self_attn.k_proj.weight": (kv_heads * size, hidden),
+            "self_attn.v_proj.weight": (kv_heads * size, hidden),
+            "self_attn.o_proj.weight": (hidden, heads * size),
+            "post_attention_layernorm.weight": (hidden,),
+            "mlp.gate_proj.weight": (config.intermediate_size, hidden),
+            "mlp.up_proj.weight": (config.intermediate_size, hidden),
+            "mlp.down_proj.weight": (hidden, config.intermediate_size),
+        }
+        if config.qkv_bias:
+            layer |= {f"self_attn.{name}_proj.bias": layer[f"self_attn.{name}_proj.weight"][:1] for name in "qkv"}
+        if config.qk_norm:
+            layer |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
+        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.tied_embeddings:
+        shapes["lm_head.weight"] = (config.vocab_size, hidden)
+    return shapes

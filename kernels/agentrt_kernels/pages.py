@@ -1,0 +1,32 @@
+"""Where a token's keys and values lie in the page pool.
+
+The pool is one flat float32 tensor. Page p begins at element p * page_stride; in it the layers follow one another, each
+first K and then V, each `[kv_heads, page_size, head_dim]`. So one page is one contiguous copy, whatever the number of layers.
+"""
+
+from typing import NamedTuple
+
+
+class PageLayout(NamedTuple):
+    """The sizes that fix the place of every element."""
+
+    page_size: int
+    """Tokens in a page."""
+    num_layers: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def page_stride(self) -> int:
+        """Elements of one page."""
+        return self.num_layers * self.layer_stride
+
+    @property
+    def layer_stride(self) -> int:
+        """Elements of one layer within a page, K and V."""
+        return 2 * self.kv_stride
+
+    @property
+    def kv_stride(self) -> int:
+        """Elements of one layer's K (or V) within a page."""
+        return self.kv_heads * self.page_size * self.head_dim

@@ -1,0 +1,66 @@
+"""Rotary positions, and the write of keys and values into their pages, compiled."""
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from agentrt_kernels.compiled import ordered
+from agentrt_kernels.pages import PageLayout
+from agentrt_kernels.rms_norm.cpu import norm_row
+
+
+def rotary(
+    qkv_NE: Tensor, cos_TR: Tensor, sin_TR: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor,
+    pool: Tensor, layout: PageLayout, layer: int, norms: tuple[Tensor, Tensor, float] | None = None,
+) -> Tensor:  # fmt: skip
+    """Norm (Qwen3) and turn the queries and keys of each row, write K and V to the row's page, and return `q_NHD`.
+
+    The arguments are those of the reference. `qkv_NE` is overwritten.
+    """
+    heads_NGD = qkv_NE.view(qkv_NE.shape[0], -1, layout.head_dim)
+    num_heads = heads_NGD.shape[1] - 2 * layout.kv_heads
+    if norms is not None:
+        _norm_heads(heads_NGD[:, :num_heads].numpy(), norms[0].numpy(), np.float32(norms[2]))
+        _norm_heads(heads_NGD[:, num_heads : -layout.kv_heads].numpy(), norms[1].numpy(), np.float32(norms[2]))
+    q_NHD = qkv_NE.new_empty(qkv_NE.shape[0], num_heads, layout.head_dim)
+    _rotary(
+        heads_NGD.numpy(), cos_TR.numpy(), sin_TR.numpy(), positions_N.numpy(), table_of_N.numpy(), tables_SP.numpy(),
+        pool.numpy(), layout.page_size, layout.page_stride, layer * layout.layer_stride, layout.kv_stride,
+        layout.kv_heads, q_NHD.numpy(),
+    )  # fmt: skip
+    return q_NHD
+
+
+@ordered()
+def _norm_heads(x_NGD: Any, weight_D: Any, eps: Any) -> None:
+    for n in range(x_NGD.shape[0]):
+        for g in range(x_NGD.shape[1]):
+            norm_row(x_NGD[n, g], weight_D, eps, x_NGD[n, g])
+
+
+@ordered()
+def _turn(x_D: Any, cos_R: Any, sin_R: Any, out_D: Any) -> None:
+    half = cos_R.shape[0]
+    for d in range(half):
+        out_D[d] = x_D[d] * cos_R[d] - x_D[half + d] * sin_R[d]
+        out_D[half + d] = x_D[half + d] * cos_R[d] + x_D[d] * sin_R[d]
+
+
+@ordered()
+def _rotary(
+    heads_NGD: Any, cos_TR: Any, sin_TR: Any, positions_N: Any, table_of_N: Any, tables_SP: Any,
+    pool: Any, page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, q_NHD: Any,
+) -> None:  # fmt: skip
+    num_heads, size = q_NHD.shape[1], q_NHD.shape[2]
+    for n in range(heads_NGD.shape[0]):
+        position = positions_N[n]
+        cos_R, sin_R = cos_TR[position], sin_TR[position]
+        for h in range(num_heads):
+            _turn(heads_NGD[n, h], cos_R, sin_R, q_NHD[n, h])
+        page = np.int64(tables_SP[table_of_N[n], position // page_size])
+        start = page * page_stride + layer_offset + (position % page_size) * size
+        for k in range(kv_heads):
+            place = start + k * page_size * size
+            _turn(heads_NGD[n, num_heads + k], cos_R, sin_R, pool[place : place + size])
+            pool[place + kv_stride : place + kv_stride + size] = heads_NGD[n, num_heads + kv_heads + k]

@@ -1,0 +1,212 @@
+"""The sampling law, compiled: the reference's numbers to 1e-12, without a sort of the vocabulary.
+
+A row is one task and one stretch of float64 weights w_i = e^(x_i - max), of which the dropped ones become 0. The cuts look at
+weights in bins of an eighth of an octave; only the bin in which a cut falls is sorted.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrt_kernels.compiled import exp64, launching, ordered, parallel, reducing
+from agentrt_kernels.sample.reference import SLACK
+from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules
+
+BINS = 1024
+"""Eight an octave; weights below 2^-128 share the last one."""
+SHORTEST_RACE = 2.9e-8
+"""Below the least E there is, -log(1 - 2^-25)."""
+
+
+def sample(
+    logits_BV: NDArray[np.float32], vocab_size: int, rules: Rules, seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]
+) -> Drawn:  # fmt: skip
+    """Draw one id for each row. `positions_B` is the absolute position that the id will have."""
+    drawn = Drawn(np.full(len(logits_BV), -1), *(np.full(len(logits_BV), np.nan) for _ in range(3)))
+    with launching():
+        _sample(logits_BV, vocab_size, rules, seeds_B, positions_B, drawn)
+    return drawn
+
+
+@parallel()
+def _sample(logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any) -> None:
+    for row in numba.prange(logits_BV.shape[0]):
+        _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn)
+
+
+@ordered()
+def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any) -> None:
+    temperature = rules.temperature_B[row]
+    w_V = np.empty(logits_V.shape[0], dtype=np.float64)
+    peak = _peak(logits_V)
+    total = _exponentials(logits_V, peak, 1.0, w_V)
+    if not (math.isfinite(peak) and math.isfinite(total)):
+        return
+    raw_peak, raw_total = peak, total
+    if rules.starts[row + 1] > rules.starts[row]:
+        # Edited values live in float64, where the edits are made; one more array, on this rarer path only.
+        x_V = logits_V.astype(np.float64)
+        _edit(x_V, rules, row)
+        peak = x_V.max()
+        if not math.isfinite(peak):
+            return
+        total = _exponentials(x_V, peak, 1.0, w_V)
+        token, mass, kept = _draw(x_V, peak, total, w_V, temperature, rules, row, seed, position)
+        x = x_V[token]
+    else:
+        token, mass, kept = _draw(logits_V, peak, total, w_V, temperature, rules, row, seed, position)
+        x = np.float64(logits_V[token])
+    drawn.ids_B[row] = token
+    scale = 1.0 if temperature < GREEDY_BELOW else temperature
+    drawn.logprobs_B[row] = (x - peak) / scale - math.log(kept)
+    drawn.raw_logprobs_B[row] = np.float64(logits_V[token]) - raw_peak - math.log(raw_total)
+    drawn.kept_logmass_B[row] = math.log(kept / mass)
+
+
+@ordered()
+def _draw(x_V: Any, peak: float, total: float, w_V: Any, temperature: float, rules: Any, row: int, seed: Any, position: int) -> Any:
+    """The id, the tempered mass of all ids and that of the kept ones, both in units of the most likely id's."""
+    if temperature < GREEDY_BELOW:
+        return _first(x_V, peak), total, total
+    if temperature != 1.0:
+        total = _exponentials(x_V, peak, 1.0 / temperature, w_V)
+    kept = total
+    if rules.min_p_B[row] > 0.0:
+        kept = _keep_at_least(w_V, rules.min_p_B[row] * (1.0 - SLACK))
+    if 0 < rules.top_k_B[row] < w_V.shape[0]:
+        kept = _keep_ranked(w_V, rules.top_k_B[row], math.inf)
+    if rules.top_p_B[row] < 1.0:
+        kept = _keep_ranked(w_V, w_V.shape[0], kept * rules.top_p_B[row] * (1.0 - SLACK))
+    return _race(w_V, seed, position), total, kept
+
+
+@ordered()
+def _edit(x_V: Any, rules: Any, row: int) -> None:
+    for e in range(rules.starts[row], rules.starts[row + 1]):
+        token = rules.ids_E[e]
+        if token < x_V.shape[0]:
+            x = x_V[token] + rules.bias_E[e]
+            if rules.seen_E[e]:
+                penalty = rules.repetition_penalty_B[row]
+                x = x / penalty if x > 0 else x * penalty
+            presence = rules.presence_penalty_B[row] if rules.counts_E[e] > 0 else 0.0
+            x_V[token] = x - presence - rules.frequency_penalty_B[row] * rules.counts_E[e]
+
+
+@ordered()
+def _peak(logits_V: Any) -> float:
+    """The largest logit. Compared as integers in the floats' order, which is vector code; a NaN comes out as NaN or is passed over."""
+    best = np.int32(-2147483648)
+    for bits in logits_V.view(np.int32):
+        best = max(best, _ordered_bits(bits))
+    return np.float64(np.int32(_ordered_bits(best)).view(np.float32))
+
+
+@ordered()
+def _ordered_bits(bits: Any) -> Any:
+    """A float32's bits as an integer in the floats' order, and back: it is its own inverse."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@reducing()
+def _exponentials(x_V: Any, peak: float, scale: float, w_V: Any) -> float:
+    """w = e^((x - peak) * scale); returns their sum, which is NaN if any is."""
+    total = 0.0
+    for v in range(w_V.shape[0]):
+        w = exp64((np.float64(x_V[v]) - peak) * scale)
+        w_V[v] = w
+        total += w
+    return total
+
+
+@ordered()
+def _first(x_V: Any, peak: float) -> int:
+    for v in range(x_V.shape[0]):
+        if x_V[v] == peak:
+            return v
+    return -1
+
+
+@ordered()
+def _keep_at_least(w_V: Any, least: float) -> float:
+    kept = 0.0
+    for v in range(w_V.shape[0]):
+        if w_V[v] < least:
+            w_V[v] = 0.0
+        kept += w_V[v]
+    return kept
+
+
+@ordered()
+def _bin(w: float) -> int:
+    """0 for 1, one more for each eighth of an octave down."""
+    return min((np.int64(0x3FF0000000000000) - np.float64(w).view(np.int64)) >> np.int64(49), np.int64(BINS - 1))
+
+
+@ordered()
+def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
+    """Go down the ranking, at most `count` ids and until what stands before an id is `mass`; drop the rest. The kept mass."""
+    count_of, mass_of = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.float64)
+    for v in range(w_V.shape[0]):
+        b = _bin(w_V[v])
+        count_of[b] += 1
+        mass_of[b] += w_V[v]
+    cut, above, before = 0, 0, 0.0
+    while cut < BINS - 1 and above + count_of[cut] <= count and before + mass_of[cut] < mass:
+        above += count_of[cut]
+        before += mass_of[cut]
+        cut += 1
+    tied = np.empty(count_of[cut], dtype=np.int64)
+    found = 0
+    for v in range(w_V.shape[0]):
+        b = _bin(w_V[v])
+        if b == cut and w_V[v] > 0.0:
+            tied[found] = v
+            found += 1
+        elif b > cut:
+            w_V[v] = 0.0
+    for v in tied[np.argsort(-w_V[tied], kind="mergesort")]:
+        if above >= count or before >= mass:
+            w_V[v] = 0.0
+        above += 1
+        before += w_V[v]
+    return before
+
+
+@ordered()
+def _race(w_V: Any, seed: Any, position: int) -> int:
+    """The winner of the exponential race. Most ids are out before a logarithm: -log(u) > 1 - u, and w / E falls with E."""
+    best, winner = 0.0, -1
+    words = np.empty(4, dtype=np.uint64)
+    for start in range(0, w_V.shape[0], 4):
+        stop = min(start + 4, w_V.shape[0])
+        highest = 0.0
+        for v in range(start, stop):
+            highest = max(highest, w_V[v])
+        if highest <= best * SHORTEST_RACE:
+            continue
+        philox(np.uint64(start // 4), np.uint64(position), np.uint64(0), np.uint64(0), seed, words)
+        for v in range(start, stop):
+            u = (np.float64(words[v - start] >> np.uint64(8)) + 0.5) / 16777216.0
+            if w_V[v] <= best * (1.0 - u) * (1.0 - SLACK):
+                continue
+            speed = w_V[v] / -math.log(u)
+            if speed > best:
+                best, winner = speed, v
+    return winner
+
+
+@ordered()
+def philox(a: Any, b: Any, c: Any, d: Any, seed: Any, words: Any) -> None:
+    """Philox4x32-10 of one counter into `words`; the key is the seed's two halves."""
+    low32, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+    key_low, key_high = seed & low32, seed >> shift
+    for _ in range(10):
+        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
+        a, b = (second >> shift) ^ b ^ key_low, second & low32
+        c, d = (first >> shift) ^ d ^ key_high, first & low32
+        key_low, key_high = (key_low + np.uint64(0x9E3779B9)) & low32, (key_high + np.uint64(0xBB67AE85)) & low32
+    words[0], words[1], words[2], words[3] = a, b, c, d
