@@ -168,6 +168,7 @@ def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
             found += 1
         elif b > cut:
             w_V[v] = 0.0
+    tied = tied[:found]
     for v in tied[np.argsort(-w_V[tied], kind="mergesort")]:
         if above >= count or before >= mass:
             w_V[v] = 0.0
