@@ -111,7 +111,7 @@ class Environment:
             if answer is None or agent.episode.stop_reason is not None:
                 return
             turn = await agent.sample(*answer)
-        agent.episode.stop(StopReason.TURN_LENGTH)
+        agent.episode.stop(turn.cut_by or StopReason.TURN_LENGTH)
 
     async def step(self, episode: Episode, turn: Turn) -> Sequence[Message] | None:
         """What the environment says to a turn; None ends the episode. By default: the results of the turn's tool calls,

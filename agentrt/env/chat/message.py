@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 
 from agentrt.core.protocol import FinishReason
+from agentrt.core.records import StopReason
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -37,6 +38,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     """The turn is the ids `[start, end)` of its branch."""
     end: int = 0
+    cut_by: StopReason | None = None
+    """The limit that cut it."""
 
     @property
     def is_cut(self) -> bool:

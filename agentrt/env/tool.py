@@ -1,0 +1,101 @@
+"""`Tool`: a program that the model may call, and what the model is told of it.
+
+A tool is a Python program with a manifest beside it: `calculator.py` and `calculator.toml` (name, description, JSON
+schema of the arguments). It runs by the one-shot contract of `agentrt.sandbox.channel`, in an interpreter that sees no
+site-packages and no PYTHON variables (`-I -S`): a tool uses the standard library only.
+"""
+
+import math
+import os
+import sys
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrt.core.errors import UsageError
+from agentrt.core.spec import convert, load_toml, nearest
+
+SHIPPED = "agentrt_tools"
+"""The package whose programs are found by name."""
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    """One callable program."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """JSON schema of the arguments, an object."""
+    argv: tuple[str, ...]
+
+    def refusal(self, arguments: dict[str, Any]) -> str:
+        """Why `arguments` cannot be passed on, in words for the model and with the place; empty if they can."""
+        place = _not_finite(arguments, "arguments")
+        if place:
+            return f"{place} is not a finite number"
+        error = _first_error(msgspec.json.encode(self.parameters), arguments)
+        if error is None:
+            return ""
+        return f"{'.'.join(['arguments', *map(str, error.absolute_path)])}: {error.message}"
+
+
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+def tool(name_or_path: str | os.PathLike[str]) -> Tool:
+    """The tool of that name among the shipped ones, or the one at that path (its program, `x.py`).
+
+    Raises `UsageError` for an unknown name (with the nearest one) and for a missing or wrong manifest.
+    """
+    text = os.fspath(name_or_path)
+    if text.endswith(".py") or os.sep in text:
+        return _load(Path(text))
+    programs = {path.stem: path for path in _shipped_folder().glob("*.py") if path.with_suffix(".toml").exists()}
+    if text not in programs:
+        raise UsageError(f"unknown tool {text!r}; {nearest(text, programs)}")
+    return _load(programs[text])
+
+
+def _load(program: Path) -> Tool:
+    if not program.is_file():
+        raise UsageError(f"{program}: no such file; a tool is a program, x.py, with its manifest x.toml beside it")
+    path = program.with_suffix(".toml")
+    manifest = convert(load_toml(path), _Manifest, str(path))
+    argv = (os.path.realpath(sys.executable), "-I", "-S", str(program.resolve()))
+    return Tool(name=manifest.name, description=manifest.description, parameters=manifest.parameters, argv=argv)
+
+
+def _shipped_folder() -> Path:
+    spec = find_spec(SHIPPED)
+    if spec is None or not spec.submodule_search_locations:
+        raise UsageError(f"the package {SHIPPED} is not installed; install agentrt again")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _first_error(schema: bytes, arguments: dict[str, Any]) -> Any:
+    """The most telling violation, or None."""
+    from jsonschema.exceptions import best_match  # here, because it takes 0.2 s and only calls need it
+
+    return best_match(_validator(schema).iter_errors(arguments))
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: bytes) -> Any:
+    from jsonschema.validators import validator_for  # here, as above
+
+    decoded = msgspec.json.decode(schema)
+    return validator_for(decoded)(decoded)
+
+
+def _not_finite(value: Any, place: str) -> str:
+    """Where in `value` the first NaN or infinity is; empty without one."""
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for key, item in items if (found := _not_finite(item, f"{place}.{key}"))), "")

@@ -1,0 +1,145 @@
+"""`Agent`: one branch of an episode, a conversation held in two forms: messages for people, ids for the policy.
+
+The session owns the ids. What is new is rendered and handed over; nothing said before is rendered or encoded again, so
+a turn costs what is new in it.
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agentrt.core import clock, seeds
+from agentrt.core.errors import EngineFailure, attributed_to
+from agentrt.core.protocol import Completion, Session
+from agentrt.core.records import BranchRecord, Fork, StopReason, TurnRecord, branch_record
+from agentrt.core.tokens import Tokens
+from agentrt.env.chat.message import Message, ToolCall, Turn
+from agentrt.rollout import calls as tool_calls
+
+if TYPE_CHECKING:
+    from agentrt.rollout.episode import Episode
+
+
+class Agent:
+    """Implements `agentrt.env.environment.Agent`. The episode enters and leaves its session."""
+
+    __slots__ = (
+        "_fork", "_is_opened", "_num_samples", "_session", "_turns", "episode", "last_turn", "messages", "name",
+    )  # fmt: skip
+
+    def __init__(self, episode: "Episode", name: str, session: Session, messages: tuple[Message, ...]) -> None:
+        self.episode, self.name, self._session = episode, name, session
+        self.messages: list[Message] = []
+        self.last_turn: Turn | None = None
+        self._turns: list[TurnRecord] = []
+        self._num_samples = 0
+        self._fork: Fork | None = None
+        self._is_opened = False
+        """The prompt has been rendered."""
+        self._hear(messages)
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name!r} of {self.episode!r}, {len(self._turns)} turns>"
+
+    @property
+    def tokens(self) -> Tokens:
+        return self._session.tokens
+
+    async def sample(self, *messages: Message) -> Turn:
+        """See `agentrt.env.environment.Agent.sample`."""
+        budget = self.episode.budget
+        self.episode.raise_if_ended()
+        self._hear(messages)
+        observed = self._rendered(messages)
+        context = len(self.tokens) + len(observed)
+        granted = budget.grant(context)
+        if isinstance(granted, StopReason):
+            self.episode.stop(granted)
+        self._is_opened = True
+        self._num_samples += 1
+        request = self._session.sample(observed, self.episode.setup.params, max_tokens=granted)
+        del observed  # a long prompt is not kept twice while the turn waits
+        try:
+            with attributed_to(EngineFailure, "the engine failed"):
+                completion = await request
+        except BaseException:
+            self._keep_partial(context)
+            raise
+        finally:
+            budget.settle(granted, max(0, len(self.tokens) - context))
+        return self._taken(completion, granted)
+
+    async def call(self, *calls: ToolCall) -> list[Message]:
+        """See `agentrt.env.environment.Agent.call`."""
+        episode, turn = self.episode, len(self._turns) - 1
+        reason = episode.budget.admit(len(calls))
+        if reason is not None:
+            episode.stop(reason)
+        tools = episode.setup.tools
+        records = [tool_calls.refusal(call, tools, turn) or tool_calls.cancelled(call, turn) for call in calls]
+        running = next((record for record in records if record.outcome == tool_calls.CANCELLED), None)
+        if running is not None:
+            self._session.pause(running.name)
+        started = clock.now()
+        try:
+            await tool_calls.run_calls(calls, tools, episode.runner, episode.setup.limits.tool_seconds, records)
+        finally:
+            episode.timing.tools += clock.now() - started
+            episode.note_calls(records)
+        return [Message("tool", record.result, name=record.name) for record in records]
+
+    def fork(self, name: str) -> "Agent":
+        """See `agentrt.env.environment.Agent.fork`."""
+        agent = self.episode.opened(name, self._session.fork(), tuple(self.messages))
+        agent._fork, agent._is_opened = Fork(self.name, len(self.tokens)), self._is_opened
+        agent.last_turn = self.last_turn
+        return agent
+
+    def record(self) -> BranchRecord:
+        """The branch as it is stored."""
+        return branch_record(self.name, self.tokens, self._turns, self._fork)
+
+    def _hear(self, messages: tuple[Message, ...]) -> None:
+        for message in messages:
+            message.content.encode()  # text that is no Unicode ends here, before it is in any record
+        self.messages.extend(messages)
+
+    def _rendered(self, messages: tuple[Message, ...]) -> list[int]:
+        setup, tokens = self.episode.setup, self.tokens
+        if not self._is_opened:
+            return setup.renderer.prompt(self.messages, setup.environment.tools)
+        ended = tokens.mask[-1] == 1 and tokens.token_ids[-1] in setup.renderer.stop_token_ids
+        return setup.renderer.join(messages, ended=ended)
+
+    def _taken(self, completion: Completion, granted: int) -> Turn:
+        """Note a completion and read it as a turn."""
+        if completion.finish_reason == "abort":
+            self._keep_partial(completion.context_tokens)
+            raise EngineFailure("the engine aborted a turn")
+        if not math.isfinite(math.fsum(completion.logprobs)):
+            raise EngineFailure("the engine gave a sampled token a logprob that is not finite")
+        start = completion.context_tokens
+        end = start + len(completion.token_ids)
+        self._turns.append(
+            TurnRecord(
+                start=start, end=end, seed=completion.seed, finish_reason=completion.finish_reason,
+                matched_stop=completion.matched_stop, cached_tokens=completion.cached_tokens,
+                queue_seconds=completion.queue_seconds, prefill_seconds=completion.prefill_seconds,
+                decode_seconds=completion.decode_seconds,
+            )
+        )  # fmt: skip
+        parsed = self.episode.setup.renderer.parse(completion.token_ids, completion.finish_reason)
+        cut_by = self.episode.budget.cut_by(granted) if parsed.is_cut else None
+        turn = msgspec.structs.replace(parsed, start=start, end=end, cut_by=cut_by)
+        self.messages.append(turn.message)
+        self.last_turn = turn
+        self.episode.timing.add(completion)
+        return turn
+
+    def _keep_partial(self, context: int) -> None:
+        """Record what was sampled of a turn that did not end."""
+        end = len(self.tokens)
+        if end > context:
+            seed = seeds.derive(self._session.seed, "turn", self._num_samples - 1)
+            self._turns.append(TurnRecord(start=context, end=end, seed=seed, finish_reason="abort"))

@@ -1,0 +1,99 @@
+"""Tool calls: which ones run, how they run, and what the model is told of each.
+
+A call that cannot run (unknown tool, arguments that are no JSON or break the tool's schema) is answered in words and
+the episode goes on; nothing is guessed and the calls beside it still run. A call made before runs again, since a tool
+may have state. A sandbox that fails is no answer: it raises `SandboxFailure`, for the model must not be blamed for it.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import anyio
+
+from agentrt.core.errors import SandboxFailure
+from agentrt.core.records import CallRecord
+from agentrt.env.chat.message import ToolCall
+from agentrt.env.tool import Tool
+from agentrt.sandbox.result import ToolResult
+
+OK = "ok"
+UNKNOWN_TOOL, MALFORMED, BAD_ARGUMENTS, CANCELLED = "unknown_tool", "malformed", "bad_arguments", "cancelled"
+
+
+class ToolRunner(Protocol):
+    """What an episode needs of a sandbox. A context manager; leaving it frees all that its calls used."""
+
+    async def call(self, argv: Sequence[str], request: Any, *, seconds: float) -> ToolResult: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def refusal(call: ToolCall, tools: Mapping[str, Tool], turn: int) -> CallRecord | None:
+    """The record of a call that cannot run; None if it can."""
+    if call.error:
+        outcome, words = MALFORMED, call.error
+    elif call.name not in tools:
+        outcome, words = UNKNOWN_TOOL, f"unknown tool {call.name!r}; available: {', '.join(sorted(tools)) or 'none'}"
+    else:
+        outcome, words = BAD_ARGUMENTS, tools[call.name].refusal(call.arguments)
+    if not words:
+        return None
+    return CallRecord(turn=turn, name=call.name, arguments=call.arguments, outcome=outcome, result=f"error: {words}")
+
+
+async def run_calls(
+    calls: Sequence[ToolCall], tools: Mapping[str, Tool], runner: ToolRunner, seconds: float, records: list[CallRecord]
+) -> None:
+    """Run `calls`, side by side, and put the record of each in its place in `records`, also of one that is cancelled.
+
+    `records` holds one entry for each call: that of a refused one stays as it is.
+    """
+    waiting = [index for index, record in enumerate(records) if record.outcome == CANCELLED]
+
+    async def run(index: int) -> None:
+        call = calls[index]
+        result = await runner.call(tools[call.name].argv, call.arguments, seconds=seconds)
+        if result.outcome == "infra":
+            raise SandboxFailure(result.text)
+        records[index] = _record(records[index].turn, call, result, seconds)
+
+    if len(waiting) == 1:
+        await run(waiting[0])
+        return
+    async with anyio.create_task_group() as side_by_side:
+        for index in waiting:
+            side_by_side.start_soon(run, index)
+
+
+def cancelled(call: ToolCall, turn: int) -> CallRecord:
+    """The record of a call that has not ended."""
+    return CallRecord(turn=turn, name=call.name, arguments=call.arguments, outcome=CANCELLED, result="")
+
+
+def _record(turn: int, call: ToolCall, result: ToolResult, seconds: float) -> CallRecord:
+    return CallRecord(
+        turn=turn, name=call.name, arguments=call.arguments, outcome=result.outcome, result=_shown(result, seconds),
+        seconds=result.seconds, truncated=result.truncated, total_bytes=result.total_bytes,
+        decode_errors=result.decode_errors,
+    )  # fmt: skip
+
+
+def _shown(result: ToolResult, seconds: float) -> str:
+    """What the model reads: the result, and after a failure also why and what the tool said on standard error."""
+    match result.outcome:
+        case "ok":
+            return result.text
+        case "tool_error":
+            return f"error: {result.text}"
+        case "timeout":
+            end = f"timed out after {seconds:g} s"
+        case "signal":
+            end = f"ended by signal {-(result.exit_code or 0)}"
+        case _:
+            end = f"exit code {result.exit_code}"
+    return "\n".join(part.rstrip("\n") for part in (result.text, result.stderr, f"error: {end}") if part)

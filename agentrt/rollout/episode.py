@@ -1,0 +1,149 @@
+"""`Episode`: what the environment's code may ask for while an episode runs, and what it left when it is scored."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any, NoReturn
+
+import msgspec
+
+from agentrt.core import seeds
+from agentrt.core.protocol import Completion, Session, SessionHints
+from agentrt.core.records import CallRecord, StopReason
+from agentrt.env.chat.message import Message
+from agentrt.env.rubric import Scores, to_outcome
+from agentrt.env.task import Task
+from agentrt.rollout.agent import Agent
+from agentrt.rollout.calls import OK, ToolRunner
+from agentrt.rollout.limits import Budget
+from agentrt.rollout.setup import Setup
+
+MAIN = "main"
+GIVEN_REWARD = "environment"
+"""The name of the reward that `episode.finish(reward)` gave."""
+
+
+class EpisodeEnd(BaseException):
+    """Leaves the environment's code when its episode has ended; no `Exception`, so not caught by accident."""
+
+
+class Timing:
+    """Seconds by what they were spent on, and how much of the context had its KV."""
+
+    __slots__ = ("decode", "prefill", "queue", "scoring", "tokens_cached", "tokens_prefilled", "tools", "total")
+
+    def __init__(self) -> None:
+        self.queue = self.prefill = self.decode = self.tools = self.scoring = self.total = 0.0
+        self.tokens_cached = self.tokens_prefilled = 0
+
+    def add(self, completion: Completion) -> None:
+        """Add one turn."""
+        self.queue += completion.queue_seconds
+        self.prefill += completion.prefill_seconds
+        self.decode += completion.decode_seconds
+        self.tokens_cached += completion.cached_tokens
+        self.tokens_prefilled += completion.context_tokens - completion.cached_tokens
+
+
+class Episode:
+    """Implements `agentrt.env.environment.Episode`. A context manager: leaving it closes the sessions of its agents."""
+
+    __slots__ = (
+        "_agents", "_calls", "_given", "_member", "_seen", "_sessions", "budget", "metrics", "runner", "seed", "setup",
+        "state", "stop_reason", "task", "timing",
+    )  # fmt: skip
+
+    def __init__(self, setup: Setup, task: Task, member: int, seed: int, runner: ToolRunner) -> None:
+        self.setup, self.task, self.seed, self.runner, self._member = setup, task, seed, runner, member
+        self.budget = Budget(setup.limits, setup.engine.info.context_length)
+        self.state: dict[str, Any] = {}
+        self.metrics: dict[str, float] = {}
+        self.stop_reason: StopReason | None = None
+        self.timing = Timing()
+        self._agents: dict[str, Agent] = {}
+        self._calls: list[CallRecord] = []
+        self._given: float | None = None
+        self._seen: set[tuple[str, bytes]] = set()
+        """The calls made so far."""
+        self._sessions = ExitStack()
+
+    def __repr__(self) -> str:
+        return f"<Episode {self.task.id} member {self._member}, {self.stop_reason or 'running'}>"
+
+    def __enter__(self) -> "Episode":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._sessions.close()
+
+    @property
+    def main(self) -> Agent:
+        return self._agents[MAIN]
+
+    @property
+    def agents(self) -> Sequence[Agent]:
+        """All agents, in the order they were opened."""
+        return list(self._agents.values())
+
+    @property
+    def calls(self) -> Sequence[CallRecord]:
+        return self._calls
+
+    @property
+    def answer(self) -> str:
+        turn = self.main.last_turn
+        return turn.content if turn is not None else ""
+
+    def agent(self, name: str, *messages: Message) -> Agent:
+        """See `agentrt.env.environment.Episode.agent`."""
+        return self.opened(name, self._session(name), messages)
+
+    def finish(self, reward: float | None = None) -> None:
+        """See `agentrt.env.environment.Episode.finish`."""
+        self.stop_reason = self.stop_reason or StopReason.COMPLETED
+        self._given = reward
+
+    def stop(self, reason: StopReason) -> NoReturn:
+        """See `agentrt.env.environment.Episode.stop`. The first reason counts."""
+        self.stop_reason = self.stop_reason or reason
+        raise EpisodeEnd
+
+    def raise_if_ended(self) -> None:
+        """Raise `EpisodeEnd` if there can be no further turn."""
+        if self.stop_reason is not None:
+            raise EpisodeEnd
+
+    def opened(self, name: str, session: Session, messages: tuple[Message, ...]) -> Agent:
+        """A new agent over `session`, which this episode enters and leaves."""
+        if name in self._agents:
+            raise ValueError(f"the episode has an agent {name!r} already; branches of one episode have different names")
+        agent = Agent(self, name, self._sessions.enter_context(session), messages)
+        self._agents[name] = agent
+        return agent
+
+    def note_calls(self, records: Sequence[CallRecord]) -> None:
+        """Keep a turn's call records, and judge whether the turn was progress."""
+        keys = [(record.name, msgspec.json.encode(record.arguments, order="sorted")) for record in records]
+        has_progress = any(
+            record.outcome == OK and key not in self._seen for record, key in zip(records, keys, strict=True)
+        )
+        self._seen.update(keys)
+        self._calls.extend(records)
+        self.budget.judge(has_progress=has_progress)
+
+    def counts(self) -> dict[str, float]:
+        """The metrics that every episode has."""
+        counts = {"turns": float(self.budget.turns), "tool_calls": float(len(self._calls))}
+        for record in self._calls:
+            if record.outcome != OK:
+                name = f"tool_calls_{record.outcome}"
+                counts[name] = counts.get(name, 0.0) + 1.0
+        return counts
+
+    def add_given_reward(self, scores: Scores) -> None:
+        """Add the reward that `finish` was given."""
+        if self._given is not None:
+            scores.add(GIVEN_REWARD, to_outcome(self._given), 1.0)
+
+    def _session(self, name: str) -> Session:
+        seed = seeds.derive(self.seed, "branch", name)
+        return self.setup.engine.session(seed=seed, hints=SessionHints(group=self.task.id))

@@ -1,0 +1,52 @@
+"""Which tasks a run takes, and in which order: fixed by the seed, whatever runs first."""
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from heapq import nsmallest
+
+from agentrt.core import seeds
+from agentrt.core.errors import UsageError
+from agentrt.core.spec import nearest
+from agentrt.env.environment import Environment
+from agentrt.env.task import Task
+
+WINDOW = 4096
+"""A split may be endless, so the tasks are drawn from its first ones: this many, or as many as are asked for."""
+
+
+async def chosen_tasks(environment: Environment, split: str, count: int, seed: int) -> list[Task]:
+    """`count` tasks of the window, in an order drawn by `seed`; fewer if the split is smaller.
+
+    For one seed, a smaller `count` gives the beginning of what a larger one gives. Raises `UsageError` for an unknown
+    or empty split and for two tasks with one id.
+    """
+    if split not in environment.splits:
+        raise UsageError(f"{type(environment).__name__} has no split {split!r}; {nearest(split, environment.splits)}")
+    ids: set[str] = set()
+    chosen: list[tuple[int, str, Task]] = []
+    async for task in _first(environment.tasks(split), max(count, WINDOW)):
+        if task.id in ids:
+            raise UsageError(f"split {split!r} has two tasks with the id {task.id!r}; ids must be unique in a split")
+        ids.add(task.id)
+        chosen.append((seeds.derive(seed, "order", task.id), task.id, task))
+        if len(chosen) >= 2 * count:
+            chosen = nsmallest(count, chosen, key=_rank)
+    if not chosen:
+        raise UsageError(f"split {split!r} of {type(environment).__name__} has no tasks")
+    return [task for _, _, task in nsmallest(count, chosen, key=_rank)]
+
+
+def _rank(item: tuple[int, str, Task]) -> tuple[int, str]:
+    return item[0], item[1]
+
+
+async def _first(tasks: AsyncIterator[Task], count: int) -> AsyncIterator[Task]:
+    """The first `count` tasks. The iterator is asked for no more, and is closed if it can be."""
+    try:
+        for _ in range(count):
+            try:
+                yield await anext(tasks)
+            except StopAsyncIteration:
+                return
+    finally:
+        if isinstance(tasks, AsyncGenerator):
+            await tasks.aclose()

@@ -1,0 +1,161 @@
+"""One episode, from its task to its record.
+
+    open sandbox ─► open main session ─► environment.rollout ─► close sessions ─► score ─► close sandbox ─► record
+                                         │ limit, end, error
+
+Whatever ends the rollout ends it here. A limit or the environment's word raises `EpisodeEnd`, which no `except
+Exception` of the environment holds up; an exception of the environment, the engine or the sandbox becomes the record's
+`error`, the one place where that happens; cancellation from outside passes. What was sampled is in the record in every
+case.
+"""
+
+import math
+import traceback
+from contextlib import ExitStack
+
+import anyio
+import msgspec
+import structlog
+
+from agentrt.core import clock, seeds
+from agentrt.core.errors import EnvironmentFailure, EpisodeError, SandboxFailure, attributed_to
+from agentrt.core.records import EpisodeRecord, Failure, StopReason
+from agentrt.env.rubric import Scores, to_outcome
+from agentrt.env.task import Task
+from agentrt.rollout.calls import ToolRunner
+from agentrt.rollout.episode import MAIN, Episode, EpisodeEnd
+from agentrt.rollout.setup import Setup
+
+EPISODE_FAILED = "episode_failed"
+"""Why an episode that ended with an error has no reward."""
+
+log = structlog.get_logger(__name__)
+
+
+class Finished:
+    """An episode that has ended, its scores so far, and what went wrong if something did."""
+
+    __slots__ = ("attempt", "episode", "failure", "member", "scores")
+
+    def __init__(self, episode: Episode, member: int, attempt: int, failure: Failure | None, scores: Scores) -> None:
+        self.episode, self.member, self.attempt = episode, member, attempt
+        self.failure, self.scores = failure, scores
+
+    def record(self) -> EpisodeRecord:
+        """The record of this attempt, with what the scores hold now."""
+        episode, scores, timing = self.episode, self.scores, self.episode.timing
+        reason = episode.stop_reason or StopReason.ERROR
+        failed = self.failure is not None
+        outcomes = {name: to_outcome(value) for name, value in (episode.metrics | scores.metrics).items()}
+        metrics = {name: outcome.score for name, outcome in outcomes.items() if outcome.score is not None}
+        return EpisodeRecord(
+            task_id=episode.task.id,
+            member=self.member,
+            attempt=self.attempt,
+            seed=episode.seed,
+            status="error" if failed else "ok",
+            error=self.failure,
+            stop_reason=reason,
+            truncated=reason.is_truncated,
+            reward=None if failed else scores.reward,
+            reward_reason=EPISODE_FAILED if failed else scores.reason,
+            rewards=scores.rewards,
+            metrics=episode.counts() | metrics,
+            branches=[agent.record() for agent in episode.agents],
+            messages=[msgspec.to_builtins(message) for message in episode.main.messages] if episode.agents else [],
+            calls=list(episode.calls),
+            timing={
+                "queue": timing.queue, "prefill": timing.prefill, "decode": timing.decode, "tools": timing.tools,
+                "scoring": timing.scoring, "total": timing.total,
+            },
+            kv={"tokens_cached": timing.tokens_cached, "tokens_prefilled": timing.tokens_prefilled},
+            logprobs_of=episode.setup.engine.info.logprobs_of,
+        )  # fmt: skip
+
+
+async def run_episode(setup: Setup, task: Task, *, member: int = 0, attempt: int = 0) -> EpisodeRecord:
+    """Run one episode and score it (group rewards apart). Its failure is in the record; cancellation passes."""
+    return (await play(setup, task, member=member, attempt=attempt)).record()
+
+
+async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finished:
+    """As `run_episode`, before it is made into a record: group rewards may still be added to its scores."""
+    started = clock.now()
+    seed = seeds.derive(setup.seed, task.id, member, attempt)
+    runner = setup.sandboxes()
+    episode, scores = Episode(setup, task, member, seed, runner), Scores()
+    with ExitStack() as stack:
+        failure = _enter(stack, runner)
+        if failure is None:
+            with episode:
+                failure = await _roll_out(episode)
+        if failure is None:
+            scoring = clock.now()
+            scores = await setup.rubric.score(episode, setup.limits.score_seconds)
+            episode.add_given_reward(scores)
+            episode.timing.scoring = clock.now() - scoring
+    if failure is not None:
+        episode.stop_reason = StopReason.ERROR
+    episode.timing.total = clock.now() - started
+    return Finished(episode, member, attempt, failure, scores)
+
+
+def _enter(stack: ExitStack, runner: ToolRunner) -> Failure | None:
+    try:
+        with attributed_to(SandboxFailure, "the sandbox cannot be opened"):
+            stack.enter_context(runner)
+    except SandboxFailure as error:
+        return failure_of(error)
+    return None
+
+
+async def _roll_out(episode: Episode) -> Failure | None:
+    """Let the environment play the episode to its end. What it raises is the value; outside cancellation passes."""
+    seconds = episode.setup.limits.wall_seconds
+    wall = anyio.CancelScope(deadline=math.inf if seconds is None else clock.now() + seconds)
+    try:
+        with wall:
+            try:
+                await _program(episode)
+            except BaseException as error:
+                if wall.cancel_called:
+                    stack = "".join(traceback.format_tb(error.__traceback__))
+                    log.warning("episode_deadline", episode=repr(episode), seconds=seconds, stuck_at=stack)
+                raise
+    except EpisodeEnd:
+        pass
+    except BaseExceptionGroup as group:
+        rest = group.split(EpisodeEnd)[1]
+        if rest is not None and not isinstance(rest, ExceptionGroup):
+            raise
+        if rest is not None:
+            return failure_of(rest)
+    except Exception as error:  # the one place where an episode's failure becomes a value
+        return failure_of(error)
+    if wall.cancelled_caught:
+        episode.stop_reason = episode.stop_reason or StopReason.WALL_TIME
+    return None
+
+
+async def _program(episode: Episode) -> None:
+    task = episode.task
+    main = episode.agent(MAIN, *task.messages)
+    await episode.setup.environment.rollout(task, main)
+    if episode.stop_reason is None:
+        cut_by = main.last_turn.cut_by if main.last_turn is not None else None
+        episode.stop_reason = cut_by or StopReason.COMPLETED
+
+
+def failure_of(error: Exception) -> Failure:
+    """Whose failure it was and what was raised. A group of one is its one; user code that raised is the environment."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    boundary = error.boundary if isinstance(error, EpisodeError) else EnvironmentFailure.boundary
+    return Failure(
+        boundary=boundary, type=type(error).__name__, message=_unicode(str(error)),
+        traceback=_unicode("".join(traceback.format_exception(error))),
+    )  # fmt: skip
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", errors="replace").decode()

@@ -1,0 +1,44 @@
+"""`Setup`: what all episodes of a run share."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+import anyio
+import msgspec
+
+from agentrt.core.errors import UsageError
+from agentrt.core.protocol import Engine
+from agentrt.core.spec import RunSpec
+from agentrt.env.chat.chatml import ChatML
+from agentrt.env.environment import Environment
+from agentrt.env.rubric import Rubric
+from agentrt.rollout.calls import ToolRunner
+from agentrt.sandbox.sandbox import Sandbox
+
+CALLS_PER_CORE = 4
+"""Tool processes at one time; waiting for a place is not charged to the tool."""
+
+
+class Setup:
+    """Borrowed by every episode of a run; it opens and closes nothing."""
+
+    def __init__(
+        self,
+        *,
+        environment: Environment,
+        engine: Engine,
+        renderer: ChatML,
+        spec: RunSpec,
+        sandboxes: Callable[[], ToolRunner] | None = None,
+    ) -> None:
+        self.environment, self.engine, self.renderer = environment, engine, renderer
+        self.seed, self.limits = spec.seed, spec.limits
+        self.rubric = Rubric(environment)
+        self.tools = {tool.name: tool for tool in environment.tools}
+        if len(self.tools) != len(environment.tools):
+            raise UsageError(f"{type(environment).__name__} has two tools with one name; rename one in its manifest")
+        stop_token_ids = tuple(dict.fromkeys((*spec.sampling.stop_token_ids, *renderer.stop_token_ids)))
+        self.params = msgspec.structs.replace(spec.sampling, stop_token_ids=stop_token_ids)
+        permits = anyio.CapacityLimiter(CALLS_PER_CORE * (os.cpu_count() or 1))
+        self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(Sandbox, permits)

@@ -1,0 +1,149 @@
+"""`ScriptedEngine`: an engine that answers from a script, for tests of everything above the engine.
+
+It keeps the contract of `agentrt.core.protocol`: append-only ids, seeds by turn, `max_tokens`, end ids, partial turns
+after a cancellation. Time passes only where the script says so, on the loop's clock, so it runs in virtual time.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import anyio
+import anyio.lowlevel
+
+from agentrt.core import seeds
+from agentrt.core.errors import RequestError
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, SessionHints
+from agentrt.core.spec import SamplingParams
+from agentrt.core.tokens import Floats, Ids, Tokens
+
+
+class Answer(NamedTuple):
+    """One scripted turn."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] = ()
+    """As many as ids; by default all are `ScriptedEngine.LOGPROB`."""
+    seconds: float = 0.0
+    """How long it takes, spread evenly over the ids."""
+
+
+Script = Sequence[Sequence[int] | Answer] | Callable[[Sequence[int]], Sequence[int] | Answer]
+"""Turn n of every session gives item n; or a function of all ids so far gives the turn."""
+
+
+class Request(NamedTuple):
+    """What the engine was asked."""
+
+    context_tokens: int
+    """The session's ids, the observed ones counted."""
+    observed_ids: Sequence[int]
+    max_tokens: int
+    params: SamplingParams
+
+
+class ScriptedEngine:
+    """`core.protocol.Engine` over a script."""
+
+    LOGPROB = -0.5
+
+    def __init__(
+        self, script: Script, *, context_length: int = 4096, vocab_size: int = 512, keep_requests: bool = True
+    ) -> None:
+        self.script, self.version = script, 0
+        """Every sampled id gets `version`; a test may raise it at any time."""
+        self.requests: list[Request] = []
+        self.keep_requests = keep_requests
+        self.pauses: list[str] = []
+        """The tools that sessions paused for."""
+        self.num_sessions = 0
+        """Open sessions: 0 after a test, or one was not left."""
+        self._info = EngineInfo(
+            model="scripted", model_hash="scripted", vocab_size=vocab_size, context_length=context_length
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._info
+
+    def session(
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()
+    ) -> "ScriptedSession":
+        return ScriptedSession(self, seeds.fresh() if seed is None else seed, Tokens(), 0)
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(version=self.version, sessions=self.num_sessions)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class ScriptedSession:
+    """`core.protocol.Session` of a `ScriptedEngine`."""
+
+    __slots__ = ("_engine", "_forks", "_turns", "seed", "tokens")
+
+    def __init__(self, engine: ScriptedEngine, seed: int, tokens: Tokens, turns: int) -> None:
+        self._engine, self.seed, self.tokens, self._turns, self._forks = engine, seed, tokens, turns, 0
+
+    async def sample(self, observed_ids: Sequence[int], params: SamplingParams, *, max_tokens: int) -> Completion:
+        engine, tokens = self._engine, self.tokens
+        cached, context = len(tokens), len(tokens) + len(observed_ids)
+        if max_tokens < 1 or context + max_tokens > engine.info.context_length:
+            raise RequestError(
+                f"{context} ids and max_tokens {max_tokens} do not fit the context of {engine.info.context_length}"
+            )
+        if engine.keep_requests:
+            engine.requests.append(Request(context, tuple(observed_ids), max_tokens, params))
+        tokens.observe(observed_ids)
+        del observed_ids
+        turn, self._turns = self._turns, self._turns + 1
+        given = engine.script(tokens.token_ids) if callable(engine.script) else engine.script[turn]
+        answer = given if isinstance(given, Answer) else Answer(given)
+        matched = await self._commit(answer, params, max_tokens)
+        is_cut = matched is None and len(answer.token_ids) > len(tokens) - context
+        reason: FinishReason = "length" if is_cut else "stop"
+        return Completion(
+            token_ids=Ids(tokens.token_ids[context:]), logprobs=Floats(tokens.logprobs[context:]),
+            versions=Ids(tokens.versions[context:]), finish_reason=reason, matched_stop=matched,
+            seed=seeds.derive(self.seed, "turn", turn), context_tokens=context, cached_tokens=cached,
+            decode_seconds=answer.seconds,
+        )  # fmt: skip
+
+    async def _commit(self, answer: Answer, params: SamplingParams, max_tokens: int) -> int | None:
+        """Commit the answer's ids up to the first end id or `max_tokens`; the end id, if it came to one."""
+        logprobs = answer.logprobs or itertools.repeat(ScriptedEngine.LOGPROB)
+        pause = answer.seconds / max(1, len(answer.token_ids))
+        if not pause:
+            await anyio.lowlevel.checkpoint()
+        for token_id, logprob in itertools.islice(zip(answer.token_ids, logprobs, strict=False), max_tokens):
+            if pause:
+                await anyio.sleep(pause)
+            self.tokens.commit(token_id, logprob, self._engine.version)
+            if token_id in params.stop_token_ids:
+                return token_id
+        return None
+
+    def pause(self, tool: str) -> None:
+        if self._engine.keep_requests:
+            self._engine.pauses.append(tool)
+
+    def fork(self) -> "ScriptedSession":
+        self._forks += 1
+        seed = seeds.derive(self.seed, "fork", self._forks)
+        return ScriptedSession(self._engine, seed, self.tokens.copy(), self._turns)
+
+    def __enter__(self) -> Self:
+        self._engine.num_sessions += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.num_sessions -= 1

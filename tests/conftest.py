@@ -1,0 +1,27 @@
+"""Fixtures for all tests: the event loops, virtual time, and how hypothesis runs."""
+
+import os
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from trio.testing import MockClock
+
+if not any(os.path.exists(path) for path in ("/dev/nvidia0", "/dev/kfd")):
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports a kernel
+
+settings.register_profile("agentrt", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+settings.load_profile("agentrt")
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Both event loops, in real time."""
+    backend: str = request.param
+    return backend
+
+
+@pytest.fixture
+def virtual_time() -> tuple[str, dict[str, Any]]:
+    """An event loop whose clock jumps when all tasks wait: override `anyio_backend` with it."""
+    return "trio", {"clock": MockClock(autojump_threshold=0)}

@@ -1,0 +1,225 @@
+"""One episode against a scripted engine: what ends it, what it leaves, whose failure it was."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrt import Environment, Limits, Message, StopReason, Task, metric, reward
+from agentrt.core import seeds
+from agentrt.core.records import EpisodeRecord, joined
+from agentrt.env.chat.message import Turn
+from agentrt.env.environment import Agent, Episode
+from agentrt.rollout.play import run_episode
+from agentrt.testing import Answer, FakeSandbox, ScriptedEngine, called, fake_tool, said, stage
+
+pytestmark = pytest.mark.anyio
+TASK = Task("t", (Message("user", "q"),))
+NUMBERS = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
+
+
+class Plain(Environment):
+    """Ends with the first turn that has no call; reward 1 for the answer `yes`."""
+
+    async def tasks(self, split: str) -> AsyncIterator[Task]:
+        yield TASK
+
+    @reward(weight=1.0)
+    async def is_yes(self, episode: Episode) -> float:
+        return float(episode.answer == "yes")
+
+
+async def add(arguments: dict[str, Any]) -> str:
+    return str(arguments["a"] + arguments["b"])
+
+
+async def search(arguments: dict[str, Any]) -> str:
+    return f"found {arguments['q']}"
+
+
+class WithTools(Plain):
+    tools = (fake_tool("add", NUMBERS), fake_tool("search"))
+
+
+def sampled(record: EpisodeRecord) -> int:
+    return sum(sum(branch.mask) for branch in record.branches)
+
+
+async def test_a_plain_episode() -> None:
+    engine = ScriptedEngine([Answer(said("yes"), logprobs=[-0.1, -0.2, -0.3, -0.4])])
+    record = await run_episode(stage(Plain(), engine, seed=5), TASK, member=2, attempt=1)
+    (branch,) = record.branches
+    prompt = [256, *b"user\nq", 257, *b"\n", 256, *b"assistant\n"]
+    assert list(branch.token_ids) == [*prompt, *b"yes", 257]
+    assert list(branch.mask) == [0] * 20 + [1] * 4
+    assert list(branch.versions) == [-1] * 20 + [0] * 4
+    assert list(branch.logprobs) == pytest.approx([0.0] * 20 + [-0.1, -0.2, -0.3, -0.4])
+    assert (record.status, record.stop_reason, record.truncated) == ("ok", StopReason.COMPLETED, False)
+    assert (record.reward, record.rewards["is_yes"].score, record.metrics["turns"]) == (1.0, 1.0, 1.0)
+    assert record.seed == seeds.derive(5, "t", 2, 1)
+    turn_seed = seeds.derive(seeds.derive(record.seed, "branch", "main"), "turn", 0)
+    assert [(turn.start, turn.end, turn.seed, turn.matched_stop) for turn in branch.turns] == [(20, 24, turn_seed, 257)]
+    assert record.messages == [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]
+    assert engine.num_sessions == 0
+
+
+async def test_tool_results_are_joined_and_nothing_is_encoded_again() -> None:
+    sandbox = FakeSandbox({"add": add})
+    engine = ScriptedEngine([said(called("add", '{"a": 2, "b": 3}')), said("yes")])
+    record = await run_episode(stage(WithTools(), engine, sandbox=sandbox), TASK)
+    first, second = engine.requests
+    assert list(second.observed_ids) == [
+        *b"\n", 256, *b"user\n", 260, *b"\n5\n", 261, 257, *b"\n", 256, *b"assistant\n"
+    ]  # fmt: skip
+    assert second.context_tokens == first.context_tokens + len(said(called("add", '{"a": 2, "b": 3}'))) + 25
+    assert (record.calls[0].outcome, record.calls[0].result, record.calls[0].turn) == ("ok", "5", 0)
+    assert record.kv == {"tokens_cached": second.context_tokens - 25, "tokens_prefilled": first.context_tokens + 25}
+    assert engine.pauses == ["add"]
+    assert sandbox.num_open == 0
+
+
+async def test_c10_a_cut_turn_runs_no_tool() -> None:
+    text = called("search", '{"q": "' + "x" * 40)
+    turns = text, called("search", '{"q": "a"}') + text, '<tool_call>{"path": "a.md"}' + "x" * 90
+    for ids in map(said, turns):
+        sandbox = FakeSandbox({"search": search})
+        engine = ScriptedEngine([ids])
+        setup = stage(WithTools(), engine, sandbox=sandbox, limits=Limits(max_turn_tokens=80))
+        record = await run_episode(setup, TASK)
+        assert record.branches[0].turns[0].finish_reason == "length"
+        assert (record.stop_reason, record.truncated, record.status) == (StopReason.TURN_LENGTH, True, "ok")
+        assert (sampled(record), record.calls, sandbox.calls) == (80, [], [])
+        assert list(record.branches[0].token_ids[-80:]) == ids[:80]
+
+
+async def test_c11_unknown_malformed_and_good_calls_in_one_turn() -> None:
+    calls = ("add", '{"a": 2, "b": 3}'), ("serach", '{"q": "x"}'), ("search", '{"q": "x",}')
+    turn = "\n".join(called(*call) for call in calls)
+    sandbox = FakeSandbox({"add": add, "search": search})
+    record = await run_episode(stage(WithTools(), ScriptedEngine([said(turn), said("yes")]), sandbox=sandbox), TASK)
+    first, second, third = [message["content"] for message in record.messages if message["role"] == "tool"]
+    assert first == "5"
+    assert second == "error: unknown tool 'serach'; available: add, search"
+    assert third.startswith("error: the arguments are not valid JSON: ")
+    assert third.endswith(" at character 10")
+    assert sandbox.calls == [("add", {"a": 2, "b": 3})]
+    counts = {name: value for name, value in record.metrics.items() if name.startswith("tool_calls")}
+    assert counts == {"tool_calls": 3.0, "tool_calls_unknown_tool": 1.0, "tool_calls_malformed": 1.0}
+    assert (record.status, record.reward, record.truncated) == ("ok", 1.0, False)
+
+
+async def test_arguments_that_break_the_schema_are_named_with_their_place() -> None:
+    sandbox = FakeSandbox({"add": add})
+    engine = ScriptedEngine([said(called("add", '{"a": 2, "b": "3"}')), said(called("add", '{"a": 2}')), said("no")])
+    record = await run_episode(stage(WithTools(), engine, sandbox=sandbox), TASK)
+    assert [call.outcome for call in record.calls] == ["bad_arguments", "bad_arguments"]
+    assert [call.result for call in record.calls] == [
+        "error: arguments.b: '3' is not of type 'number'",
+        "error: arguments: 'b' is a required property",
+    ]
+    assert sandbox.calls == []
+
+
+class Overflowing(Plain):
+    """Answers the first turn with a tool message of a given length; may end there with reward 1."""
+
+    def __init__(self, length: int, *, is_done: bool = False) -> None:
+        self.length, self.is_done, self.num_scored = length, is_done, 0
+
+    async def step(self, episode: Episode, turn: Turn) -> Sequence[Message] | None:
+        if self.is_done:
+            episode.finish(1.0)
+        return [Message("tool", "x" * self.length)]
+
+    @reward(weight=1.0)
+    async def is_yes(self, episode: Episode) -> float:
+        self.num_scored += 1
+        return 0.0
+
+
+@pytest.mark.parametrize(("prompt", "length"), [(70, 16), (64, 10)])
+async def test_c20_ab_no_room_after_a_tool_result(prompt: int, length: int) -> None:
+    engine = ScriptedEngine([said("123456789"), said("late")], context_length=64)
+    environment = Overflowing(length)
+    record = await run_episode(stage(environment, engine), TASK)
+    assert 20 + 10 + 24 + length == prompt
+    assert [request.context_tokens for request in engine.requests] == [20]
+    assert (record.stop_reason, record.truncated, record.status) == (StopReason.CONTEXT_LENGTH, True, "ok")
+    assert (sampled(record), environment.num_scored, record.reward) == (10, 1, 0.0)
+
+
+async def test_c20_c_room_for_one_token() -> None:
+    engine = ScriptedEngine([said("123456789"), said("late")], context_length=64)
+    record = await run_episode(stage(Overflowing(9), engine), TASK)
+    assert [(request.context_tokens, request.max_tokens) for request in engine.requests] == [(20, 44), (63, 1)]
+    assert (record.stop_reason, record.truncated, sampled(record)) == (StopReason.CONTEXT_LENGTH, True, 11)
+
+
+async def test_c20_d_the_environment_was_done() -> None:
+    engine = ScriptedEngine([said("123456789"), said("late")], context_length=64)
+    record = await run_episode(stage(Overflowing(16, is_done=True), engine), TASK)
+    assert (record.stop_reason, record.truncated, record.reward) == (StopReason.COMPLETED, False, 1.0)
+    assert len(engine.requests) == 1
+
+
+async def test_c51_rewards_that_are_no_finite_number() -> None:
+    class Odd(Plain):
+        @reward(weight=1.0)
+        async def is_yes(self, episode: Episode) -> float:
+            return float("nan")
+
+        @metric
+        async def infinite(self, episode: Episode) -> float:
+            return float("inf")
+
+    record = await run_episode(stage(Odd(), ScriptedEngine([said("yes")])), TASK)
+    assert (record.reward, record.reward_reason, record.status) == (None, "non_finite_reward", "ok")
+    assert record.rewards["is_yes"].score is None
+    assert "infinite" not in record.metrics
+
+
+async def test_c51_an_infinite_argument_is_refused() -> None:
+    sandbox = FakeSandbox({"add": add})
+    engine = ScriptedEngine([said(called("add", '{"a": 1e400, "b": 1}')), said("no")])
+    record = await run_episode(stage(WithTools(), engine, sandbox=sandbox), TASK)
+    assert sandbox.calls == []
+    assert record.calls[0].result == "error: the arguments hold a number that is not finite or too large"
+
+
+async def test_an_engine_failure_is_the_engines() -> None:
+    record = await run_episode(stage(Plain(), ScriptedEngine([])), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.boundary, record.error.type) == ("error", "engine", "EngineFailure")
+    assert (record.reward, record.reward_reason, record.stop_reason) == (None, "episode_failed", StopReason.ERROR)
+
+
+async def test_a_fork_shares_the_prefix_and_differs_in_seed() -> None:
+    class Forking(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await agent.sample()
+            twin = agent.fork("twin")
+            await twin.sample(Message("user", "again"))
+            await agent.sample(Message("user", "again"))
+
+    engine = ScriptedEngine([said("one"), said("two")])
+    record = await run_episode(stage(Forking(), engine), TASK)
+    main, twin = record.branches
+    assert twin.fork is not None
+    assert (twin.fork.branch, twin.fork.at) == ("main", 24)
+    assert joined(record, twin).token_ids == main.token_ids
+    assert main.turns[1].seed != twin.turns[0].seed
+    assert engine.num_sessions == 0
+
+
+async def test_c23_an_agent_of_an_episode_needs_no_permit() -> None:
+    class Several(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            async with anyio.create_task_group() as helpers:
+                for name in ("left", "right"):
+                    helpers.start_soon(agent.episode.agent(name, Message("user", name)).sample)
+            await agent.sample()
+
+    record = await run_episode(stage(Several(), ScriptedEngine([said("yes")])), TASK)
+    assert [(branch.name, len(branch.turns)) for branch in record.branches] == [("main", 1), ("left", 1), ("right", 1)]
+    assert record.reward == 1.0
