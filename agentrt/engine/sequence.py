@@ -25,7 +25,9 @@ class Sequence:
     context_tokens: int = field(init=False)
     """Ids before the first that this request samples."""
     counts: Counter[int] = field(default_factory=Counter)
-    """How often each id was sampled in this turn, for the penalties."""
+    """How often each id was sampled in this turn, for the presence and frequency penalties."""
+    seen: set[int] = field(default_factory=set)
+    """Every id of context and turn, for the repetition penalty; kept only if there is one."""
     stop_strings: StopStrings = field(init=False)
     cached_tokens: int = -1
     """Ids whose KV was there when the request first ran; -1 before."""
@@ -43,6 +45,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.context_tokens = len(self.tokens)
         self.stop_strings = StopStrings(self.params.stop)
+        if self.params.repetition_penalty != 1:
+            self.seen.update(self.tokens.token_ids)
 
     @property
     def num_sampled(self) -> int:
@@ -66,6 +70,8 @@ class Sequence:
         """Append a sampled id, of which `text` is the bytes, and see whether the turn ends with it."""
         self.tokens.commit(token_id, logprob, version)
         self.counts[token_id] += 1
+        if self.params.repetition_penalty != 1:
+            self.seen.add(token_id)
         matched = token_id if token_id in self.params.stop_token_ids else self.stop_strings.feed(text)
         if matched is not None:
             self.finish_reason, self.matched_stop = "stop", matched

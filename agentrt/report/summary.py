@@ -1,0 +1,145 @@
+"""What a run came to: counts and means over its records, for a person and as JSON."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from agentrt.core.records import EpisodeRecord, good_records
+
+PHASES = ("queue", "prefill", "decode", "tools", "scoring")
+
+
+class Component(msgspec.Struct, frozen=True, kw_only=True):
+    """One named reward over the good records that have it."""
+
+    mean: float | None
+    weight: float
+    count: int
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Over the good record of each episode, failures aside."""
+
+    episodes: int
+    """That the run asked for."""
+    good: int
+    failed: int
+    """Episodes without a good record."""
+    reward_mean: float | None
+    reward_std: float | None
+    """Population standard deviation."""
+    scored: int
+    rewards: dict[str, Component]
+    metrics: dict[str, float]
+    stop_reasons: dict[str, int]
+    failures: dict[str, int]
+    """Attempts that failed, by what was raised."""
+    turns: int
+    tool_calls: int
+    tokens_sampled: int
+    tokens_prefilled: int
+    tokens_reused: int
+    seconds: dict[str, float]
+    """Summed over episodes, which overlap: where an episode's time goes."""
+
+
+def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
+    """The summary of all attempts on disk, of a run that asked for `episodes`."""
+    attempts = list(records)
+    good = list(good_records(attempts).values())
+    rewards = [record.reward for record in good if record.reward is not None]
+    turns = [turn for record in good for branch in record.branches for turn in branch.turns]
+    return Summary(
+        episodes=episodes,
+        good=len(good),
+        failed=episodes - len(good),
+        reward_mean=_mean(rewards),
+        reward_std=_deviation(rewards),
+        scored=len(rewards),
+        rewards=_components(good),
+        metrics=_metrics(good),
+        stop_reasons=dict(Counter(record.stop_reason.value for record in good).most_common()),
+        failures=dict(Counter(_cause(record) for record in attempts if record.status == "error").most_common()),
+        turns=len(turns),
+        tool_calls=sum(len(record.calls) for record in good),
+        tokens_sampled=sum(turn.end - turn.start for turn in turns),
+        tokens_prefilled=sum(turn.start - turn.cached_tokens for turn in turns),
+        tokens_reused=sum(turn.cached_tokens for turn in turns),
+        seconds={phase: sum(record.timing.get(phase, 0.0) for record in good) for phase in PHASES},
+    )
+
+
+def render(summary: Summary, wall_seconds: float, folder: str) -> RenderableType:
+    """The summary as a person reads it, one screen."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("episodes", f"{summary.good} good, {summary.failed} failed of {summary.episodes}")
+    for cause, count in summary.failures.items():
+        table.add_row("", f"[red]{count} × {cause}[/red]")
+    table.add_row("reward", _spread(summary))
+    for name, part in summary.rewards.items():
+        mean = "none" if part.mean is None else f"{part.mean:.3f}"
+        table.add_row(f"  {name}", f"{mean}  (weight {part.weight:g}, {part.count} scored)")
+    for name, value in summary.metrics.items():
+        table.add_row(f"  {name}", f"{value:.3f}  (metric)")
+    table.add_row("ended by", ", ".join(f"{reason} {count}" for reason, count in summary.stop_reasons.items()) or "–")
+    table.add_row("turns", f"{summary.turns}, with {summary.tool_calls} tool calls")
+    table.add_row("tokens", _tokens(summary, wall_seconds))
+    table.add_row("time", f"{wall_seconds:.1f} s; an episode's: {_split(summary.seconds)}")
+    table.add_row("records", folder)
+    return Group("", table)
+
+
+def _mean(values: list[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _deviation(values: list[float]) -> float | None:
+    mean = _mean(values)
+    return None if mean is None else math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
+def _components(good: list[EpisodeRecord]) -> dict[str, Component]:
+    weights = {name: score.weight for record in good for name, score in record.rewards.items()}
+    scores = {
+        name: [
+            record.rewards[name].score for record in good
+            if name in record.rewards and record.rewards[name].score is not None
+        ] for name in weights
+    }  # fmt: skip
+    return {
+        name: Component(mean=_mean([score for score in scores[name] if score is not None]), weight=weight, count=len(scores[name]))
+        for name, weight in weights.items()
+    }  # fmt: skip
+
+
+def _metrics(good: list[EpisodeRecord]) -> dict[str, float]:
+    names = dict.fromkeys(name for record in good for name in record.metrics)
+    values = {name: [record.metrics[name] for record in good if name in record.metrics] for name in names}
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
+
+
+def _cause(record: EpisodeRecord) -> str:
+    return f"{record.error.type}: {record.error.message}" if record.error else "unknown"
+
+
+def _spread(summary: Summary) -> str:
+    if summary.reward_mean is None:
+        return "none: no episode was scored"
+    return f"{summary.reward_mean:.3f} ± {summary.reward_std:.3f} over {summary.scored} scored"
+
+
+def _tokens(summary: Summary, wall_seconds: float) -> str:
+    rate = summary.tokens_sampled / wall_seconds if wall_seconds else 0.0
+    return (
+        f"{summary.tokens_sampled} sampled ({rate:.0f}/s), {summary.tokens_prefilled} prefilled, "
+        f"{summary.tokens_reused} reused"
+    )
+
+
+def _split(seconds: dict[str, float]) -> str:
+    total = sum(seconds.values())
+    return ", ".join(f"{phase} {value / total:.0%}" for phase, value in seconds.items()) if total else "–"

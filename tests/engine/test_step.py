@@ -1,0 +1,217 @@
+"""The engine's core over the toy model: whatever happens to its pages, a request gives the same ids and logprob bits."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.tokens import Tokens
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.sequence import Sequence
+from agentrt.engine.step import EngineCore
+from agentrt.testing.toy import Logits, ToyRunner, hashed_logits
+
+VOCAB = 100
+WARM = SamplingParams(temperature=0.8)
+
+
+def make_core(logits: Logits | None = None, *, pages: int = 64, page_size: int = 4, rows: int = 512, batch: int = 64) -> EngineCore:
+    runner = ToyRunner(logits or hashed_logits(VOCAB), num_pages=pages, page_size=page_size)
+    spec = EngineSpec(page_size=page_size, kv_tokens=pages * page_size, step_tokens=rows, max_batch=batch)
+    return EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda token_id: b"%c" % (97 + token_id % 26))
+
+
+def submit(
+    core: EngineCore, prompt: list[int], *, seed: int = 0, max_tokens: int = 16, params: SamplingParams = WARM,
+    lease: Lease | None = None, tokens: Tokens | None = None, group: str = "",
+) -> Sequence:  # fmt: skip
+    tokens = tokens if tokens is not None else Tokens()
+    tokens.observe(prompt)
+    sequence = Sequence(tokens=tokens, params=params, max_tokens=max_tokens, seed=seed, group=group)
+    core.submit(sequence, lease or core.open())
+    return sequence
+
+
+def drain(core: EngineCore, before_step: Callable[[int], None] = lambda step: None) -> None:
+    step = 0
+    while not core.is_idle:
+        before_step(step)
+        core.step()
+        core.check()
+        step += 1
+        assert step < 10_000, "the engine makes no progress"
+
+
+def output(sequence: Sequence) -> tuple[list[int], list[float]]:
+    tokens, start = sequence.tokens, sequence.context_tokens
+    return tokens.token_ids[start:].tolist(), tokens.logprobs[start:].tolist()
+
+
+def alone(prompt: list[int], **more: object) -> tuple[list[int], list[float]]:
+    core = make_core()
+    sequence = submit(core, prompt, **more)  # type: ignore[arg-type]
+    drain(core)
+    return output(sequence)
+
+
+def test_c29_neighbours_do_not_matter() -> None:
+    """C29, request A: alone, beside others, at another place in the batch, preempted half way: the same ids and bits."""
+    prompt, expected = list(range(10)), alone(list(range(10)), seed=42)
+    assert len(expected[0]) == 16
+    for position in (0, 1, 3):
+        core = make_core()
+        others = [submit(core, [50 + i] * (i + 1), seed=900 + i) for i in range(position)]
+        sequence = submit(core, prompt, seed=42)
+        submit(core, [7, 7], seed=5)
+        drain(core)
+        assert output(sequence) == expected
+        assert all(len(output(other)[0]) == 16 for other in others)
+
+
+def test_c29_preempted_half_way() -> None:
+    """Pages for one and a half: the younger request is preempted and recomputed, and nobody can tell."""
+    prompts = [list(range(10)), list(range(20, 32))]
+    expected = [alone(prompt, seed=seed) for seed, prompt in enumerate(prompts)]
+    core = make_core(pages=10)
+    sequences = [submit(core, prompt, seed=seed) for seed, prompt in enumerate(prompts)]
+    drain(core)
+    assert core.statistics(0).preemptions >= 1
+    assert sequences[1].preemptions >= 1
+    assert [output(sequence) for sequence in sequences] == expected
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 16, 64])
+def test_chunked_prompts_change_nothing(rows: int) -> None:
+    prompt = [(3 * i) % VOCAB for i in range(45)]
+    expected = alone(prompt, seed=3)
+    core = make_core(rows=rows, batch=1)
+    sequence = submit(core, prompt, seed=3)
+    drain(core)
+    assert output(sequence) == expected
+    assert max(core.runner.rows) <= rows  # type: ignore[attr-defined]
+
+
+def test_seeds_make_the_difference() -> None:
+    """C29, B and C: equal seeds give equal output, different ones do not."""
+    prompt = [1, 2, 3]
+    assert alone(prompt, seed=7) == alone(prompt, seed=7)
+    assert len({tuple(alone(prompt, seed=seed)[0]) for seed in range(3)}) == 3
+
+
+def test_a_turn_continues_without_computing_again_what_was_said() -> None:
+    core = make_core()
+    lease, tokens = core.open(), Tokens()
+    first = submit(core, list(range(10)), lease=lease, tokens=tokens)
+    drain(core)
+    context = len(tokens)
+    second = submit(core, [1, 2, 3], lease=lease, tokens=tokens, params=SamplingParams(temperature=0.3))
+    drain(core)
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == context - 1
+    assert second.context_tokens == context + 3
+    assert core.runner.prefixes[-1] == tokens.token_ids[:-1].tolist()  # type: ignore[attr-defined]
+
+
+def test_siblings_wait_for_the_first_and_share_its_prompt() -> None:
+    core, prompt = make_core(), list(range(40))
+    members = [submit(core, prompt, seed=member, group="g") for member in range(4)]
+    drain(core)
+    assert [member.cached_tokens for member in members] == [0, 36, 36, 36]
+    assert core.statistics(0).tokens_prefilled == 40 + 3 * 4
+    assert [output(member) for member in members] == [alone(prompt, seed=member) for member in range(4)]
+
+
+@pytest.mark.parametrize("moment", ["queued", "chunked", "decoding", "finished"])
+def test_c39_queued_chunked_decoding(moment: str) -> None:
+    """C39 without host copies: 8 requests on a shared prefix of 100 ids, one aborted in each state; two run to the end."""
+    core = make_core(pages=64, page_size=16, rows=40, batch=4)
+    prefix = [i % VOCAB for i in range(100)]
+    sequences = [submit(core, [*prefix, member], seed=member, max_tokens=6) for member in range(8)]
+
+    def reached(sequence: Sequence) -> bool:
+        return {
+            "queued": sequence in core.waiting,
+            "chunked": sequence in core.running and sequence.num_sampled == 0 and sequence.lease.computed > 0,
+            "decoding": sequence.num_sampled > 2 and not sequence.is_finished,
+            "finished": sequence.is_finished,
+        }[moment]
+
+    aborted: list[Sequence] = []
+
+    def abort_one(step: int) -> None:
+        found = next((sequence for sequence in sequences[:6] if reached(sequence)), None)
+        if found and not aborted:
+            core.abort(found)
+            aborted.append(found)
+        pool = core.cache.pool
+        in_use = {page for lease in core.cache._leases for page in lease.pages}
+        assert pool.num_free + pool.num_evictable + len(in_use) == 64
+
+    drain(core, abort_one)
+    assert len(aborted) == 1
+    assert aborted[0].finish_reason == ("length" if moment == "finished" else "abort")
+    assert [len(output(sequence)[0]) for sequence in sequences[6:]] == [6, 6]
+    for sequence in sequences:
+        core.cache.close(sequence.lease)
+    core.check()
+    core.cache.tree.evict(64)
+    assert core.cache.pool.num_free == 64
+    assert not any(core.cache.pool.refs)
+
+
+def test_a_forked_session_goes_on_from_the_same_ids() -> None:
+    core = make_core()
+    parent, tokens = core.open(), Tokens()
+    submit(core, list(range(10)), lease=parent, tokens=tokens)
+    drain(core)
+    copy = tokens.copy()
+    child = core.fork(parent, len(copy))
+    one = submit(core, [5], seed=1, lease=child, tokens=copy)
+    two = submit(core, [5], seed=2, lease=parent, tokens=tokens)
+    drain(core)
+    assert one.cached_tokens == two.cached_tokens == 25
+    assert output(one)[0] != output(two)[0]
+    everything = list(range(10)), tokens.token_ids[10:26].tolist()
+    assert output(one) == alone([*everything[0], *everything[1], 5], seed=1)
+
+
+def test_nan_logits_end_one_request_only() -> None:
+    def logits(prefix: list[int]) -> np.ndarray:
+        row = hashed_logits(VOCAB)(prefix)
+        return np.full_like(row, np.nan) if prefix[0] == 13 and len(prefix) > 5 else row
+
+    core = make_core(logits)  # type: ignore[arg-type]
+    bad, good = submit(core, [13, 1, 2]), submit(core, [1, 2, 3])
+    drain(core)
+    assert "NaN" in bad.error
+    assert bad.num_sampled == 3
+    assert output(good) == alone([1, 2, 3])
+
+
+def test_end_ids_lengths_and_stop_strings() -> None:
+    one_hot = [0.0] * VOCAB
+
+    def logits(prefix: list[int]) -> list[float]:
+        return [100.0 if token_id == len(prefix) else value for token_id, value in enumerate(one_hot)]
+
+    core = make_core(logits)  # type: ignore[arg-type]
+    ended = submit(core, [0, 0], params=SamplingParams(stop_token_ids=(5,)))
+    held = submit(core, [0, 0], params=SamplingParams(stop_token_ids=(5,), min_tokens=6), max_tokens=8)
+    length = submit(core, [0, 0], max_tokens=3)
+    string = submit(core, [0, 0], params=SamplingParams(stop=("fgh", "ef")))
+    drain(core)
+    assert (output(ended)[0], ended.finish_reason, ended.matched_stop) == ([2, 3, 4, 5], "stop", 5)
+    assert held.finish_reason == "length"
+    assert 5 not in output(held)[0]
+    assert (output(length)[0], length.finish_reason) == ([2, 3, 4], "length")
+    assert (output(string)[0], string.matched_stop) == ([2, 3, 4, 5], "ef")
+
+
+def test_ids_the_tokenizer_does_not_know_are_never_sampled() -> None:
+    """C30 in small: the output layer has 120 rows, the tokenizer 100 ids; the largest logit is beyond."""
+    core = make_core(lambda prefix: [*([0.0] * 110), 50.0, *([0.0] * 9)])
+    sequence = submit(core, [1])
+    drain(core)
+    assert max(output(sequence)[0]) < VOCAB
+    assert output(sequence)[1] == pytest.approx([-np.log(VOCAB)] * 16)
