@@ -1,39 +1,54 @@
-"""How our CPU functions are compiled, and what they share: numba options, thread launch, exponentials.
+"""How our CPU functions are compiled and spread over threads, and the exponentials they share.
 
 **Exact rows.** No function lets one row's arithmetic depend on another row. `ordered` keeps the order of operations as
 written (it may fuse a product and a sum). `reducing` lets the compiler re-order the sum of one loop, so that it becomes
 vector code; the order it chooses is fixed in the compiled code and varies only with the loop's length, which is a property
-of the row (head size, width, its own position). `parallel` functions are loops over independent rows.
+of the row (head size, width, its own position). `spread` cuts a call into ranges of rows, so threads change nothing either.
 
-**Threads.** `launching` wraps each call of a `parallel` function: numba takes whichever threading layer is there (GNU OpenMP on
-most Linux systems, else its own work queue, which aborts the process when two threads launch at once), so launches of one
-process follow one another. The number of threads is torch's.
+**Threads** are a pool of our own; compiled code runs without the interpreter's lock. Not numba's `parallel`: its OpenMP layer
+sets the thread count of torch's OpenMP too (they share a symbol), its work queue aborts the process when two engines launch at
+once, and either triples the time to compile.
 
 numba's cache of compiled code looks at the file of the outer function only: after a change here, touch the kernels' files.
 """
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from typing import Any
 
 import numba
 import numpy as np
 import torch
 
+SPREAD_ABOVE_NANOSECONDS = 300_000
+"""A call with less work stays in its thread: to hand work over costs about 50 microseconds."""
+
 ordered = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 reducing = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
-parallel = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, parallel=True)
-
-_launch = threading.Lock()
 
 
-@contextmanager
-def launching() -> Iterator[None]:
-    """The block may call `parallel` functions."""
-    with _launch:
-        numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS))
-        yield
+def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: Any) -> None:
+    """`kernel(first, last, *args)` over the range of tasks, cut among torch's number of threads if the guess at the work is large."""
+    threads = min(torch.get_num_threads(), tasks)
+    if threads < 2 or nanoseconds < SPREAD_ABOVE_NANOSECONDS:
+        kernel(0, tasks, *args)
+        return
+    cuts = [tasks * thread // threads for thread in range(threads + 1)]
+    others = [_pool().submit(kernel, cuts[thread], cuts[thread + 1], *args) for thread in range(1, threads)]
+    kernel(0, cuts[1], *args)
+    for other in others:
+        other.result()
+
+
+@lru_cache(maxsize=None)
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="agentrt-kernels")
+
+
+# A forked child has the pool's object and none of its threads.
+os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @ordered()

@@ -6,12 +6,11 @@ on its own position, keys and values alone.
 
 from typing import Any
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import exp32, launching, ordered, parallel, reducing
+from agentrt_kernels.compiled import exp32, ordered, reducing, spread
 from agentrt_kernels.pages import PageLayout
 
 
@@ -25,22 +24,24 @@ def paged_attention(
     h // (H // kv_heads).
     """
     out_NHD = torch.empty_like(q_NHD)
-    with launching():
-        _attend(
-            q_NHD.numpy(), positions_N.numpy(), table_of_N.numpy(), tables_SP.numpy(), pool.numpy(), layout.page_size,
-            layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, out_NHD.numpy(),
-        )  # fmt: skip
+    positions = positions_N.numpy()
+    multiplications = 2 * q_NHD.shape[1] * q_NHD.shape[2] * int(positions.sum())
+    spread(
+        _attend, q_NHD.shape[0] * layout.kv_heads, 0.2 * multiplications,
+        q_NHD.numpy(), positions, table_of_N.numpy(), tables_SP.numpy(), pool.numpy(), layout.page_size,
+        layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, out_NHD.numpy(),
+    )  # fmt: skip
     return out_NHD
 
 
-@parallel()
+@ordered()
 def _attend(
-    q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any, page_size: int,
+    begin: int, end: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any, page_size: int,
     page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
 ) -> None:  # fmt: skip
     rows, heads, size = q_NHD.shape
     group = heads // kv_heads
-    for task in numba.prange(rows * kv_heads):
+    for task in range(begin, end):
         turn, k = task // kv_heads, task % kv_heads
         # From both ends in turn: a prompt chunk's later rows cost more, and each thread takes one stretch of tasks.
         n = turn // 2 if turn % 2 == 0 else rows - 1 - turn // 2

@@ -7,11 +7,10 @@ weights in bins of an eighth of an octave; only the bin in which a cut falls is 
 import math
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt_kernels.compiled import exp64, launching, ordered, parallel, reducing
+from agentrt_kernels.compiled import exp64, ordered, reducing, spread
 from agentrt_kernels.sample.reference import SLACK
 from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules
 
@@ -26,14 +25,13 @@ def sample(
 ) -> Drawn:  # fmt: skip
     """Draw one id for each row. `positions_B` is the absolute position that the id will have."""
     drawn = Drawn(np.full(len(logits_BV), -1), *(np.full(len(logits_BV), np.nan) for _ in range(3)))
-    with launching():
-        _sample(logits_BV, vocab_size, rules, seeds_B, positions_B, drawn)
+    spread(_sample, len(logits_BV), 5.0 * logits_BV.size, logits_BV, vocab_size, rules, seeds_B, positions_B, drawn)
     return drawn
 
 
-@parallel()
-def _sample(logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any) -> None:
-    for row in numba.prange(logits_BV.shape[0]):
+@ordered()
+def _sample(begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any) -> None:
+    for row in range(begin, end):
         _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn)
 
 

@@ -5,20 +5,20 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import exp32, ordered
+from agentrt_kernels.compiled import exp32, ordered, spread
 
 
 def swiglu(gate_up_NE: Tensor) -> Tensor:
     """silu(gate) * up, where a row of `gate_up_NE` is the gate and then, as long again, up."""
     out_NF = gate_up_NE.new_empty(gate_up_NE.shape[0], gate_up_NE.shape[1] // 2)
-    _swiglu(gate_up_NE.numpy(), out_NF.numpy())
+    spread(_swiglu, out_NF.shape[0], 1.0 * out_NF.numel(), gate_up_NE.numpy(), out_NF.numpy())
     return out_NF
 
 
 @ordered()
-def _swiglu(gate_up_NE: Any, out_NF: Any) -> None:
-    rows, width = out_NF.shape
-    for n in range(rows):
+def _swiglu(first: int, last: int, gate_up_NE: Any, out_NF: Any) -> None:
+    width = out_NF.shape[1]
+    for n in range(first, last):
         for f in range(width):
             gate = gate_up_NE[n, f]
             small = exp32(-abs(gate))  # at most 1, so nothing overflows
