@@ -1,0 +1,35 @@
+"""The command line. Errors are one sentence on standard error: exit code 2 for the user's, 1 for what failed."""
+
+import sys
+
+import typer
+
+from agentrt.cli.describe import describe
+from agentrt.cli.run import run
+from agentrt.core.errors import AgentrtError, UsageError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="agentrt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Rolls out agents for reinforcement learning: real episodes, sandboxed tools, exact tokens.",
+)  # fmt: skip
+app.command()(run)
+app.command()(describe)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except UsageError as error:
+        _fail(error, 2)
+    except AgentrtError as error:
+        _fail(error, 1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _fail(error: AgentrtError, code: int) -> None:
+    print(f"agentrt: {error}", file=sys.stderr)
+    sys.exit(code)

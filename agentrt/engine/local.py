@@ -8,7 +8,7 @@ from agentrt.core.errors import UsageError
 from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
-from agentrt.engine.model.loader import load
+from agentrt.engine.model.loader import load_model
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
 from agentrt.engine.step import EngineCore
@@ -19,15 +19,20 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
 
     Ids of the output layer that the tokenizer does not know are masked before sampling.
     """
-    try:
-        device = torch.device(spec.device)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"engine.device {spec.device!r} cannot be used: {str(error).splitlines()[0]}") from error
-    decoder = load(folder, device)
+    loaded = load_model(folder, _checked_device(spec.device))
+    decoder = loaded.decoder
     vocab_size = min(tokenizer.vocab_size, decoder.vocab_size)
     core = EngineCore(ModelRunner(decoder, spec), spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
     info = EngineInfo(
-        model=folder.name, model_hash=decoder.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
+        model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
     )
     return EngineService(core, info)
+
+
+def _checked_device(name: str) -> str:
+    """`name` if torch can use it, else a `UsageError`."""
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"engine.device {name!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return name

@@ -13,14 +13,19 @@ WINDOW = 4096
 """A split may be endless, so the tasks are drawn from its first ones: this many, or as many as are asked for."""
 
 
+def check_split(environment: Environment, split: str) -> None:
+    """`UsageError` if the environment has no such split."""
+    if split not in environment.splits:
+        raise UsageError(f"{type(environment).__name__} has no split {split!r}; {nearest(split, environment.splits)}")
+
+
 async def chosen_tasks(environment: Environment, split: str, count: int, seed: int) -> list[Task]:
     """`count` tasks of the window, in an order drawn by `seed`; fewer if the split is smaller.
 
     For one seed, a smaller `count` gives the beginning of what a larger one gives. Raises `UsageError` for an unknown
     or empty split and for two tasks with one id.
     """
-    if split not in environment.splits:
-        raise UsageError(f"{type(environment).__name__} has no split {split!r}; {nearest(split, environment.splits)}")
+    check_split(environment, split)
     ids: set[str] = set()
     chosen: list[tuple[int, str, Task]] = []
     async for task in _first(environment.tasks(split), max(count, WINDOW)):

@@ -140,6 +140,11 @@ def _repair(path: Path) -> None:
         log.warning("torn_record", file=str(path), line=line, bytes=len(tail.torn), kept_in=str(tail.aside))
 
 
+def spec_toml(spec: RunSpec) -> str:
+    """A spec as the TOML that `run.toml` holds it in."""
+    return tomli_w.dumps(_storable(spec))
+
+
 def _storable(spec: RunSpec) -> dict[str, Any]:
     data: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
     data["limits"] = {key: UNBOUNDED if value is None else value for key, value in data["limits"].items()}
