@@ -100,9 +100,9 @@ class EngineService:
             self._turn.notify()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join, ABORT_SECONDS)
-            self._announce_finished()
-            self._announcer.cancel_scope.cancel()
-            await self._announcer.__aexit__(None, None, None)
+        self._announce_finished()
+        self._announcer.cancel_scope.cancel()
+        await self._announcer.__aexit__(None, None, None)
         self._wake_in.close()
         self._wake_out.close()
         if error is None:

@@ -1,0 +1,181 @@
+"""The async door: sessions that own their ids, cancellation, forks, crashes; on both event loops, in real threads."""
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from agentrt.core import seeds
+from agentrt.core.errors import EngineFailure, RequestError
+from agentrt.core.protocol import EngineInfo
+from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.engine.batch import Batch
+from agentrt.engine.service import EngineService
+from agentrt.engine.step import EngineCore
+from agentrt.testing.toy import ToyRunner, hashed_logits
+
+pytestmark = pytest.mark.anyio
+VOCAB, PARAMS = 50, SamplingParams()
+
+
+class SlowRunner(ToyRunner):
+    """A toy whose steps take real time, or fail when they are told to."""
+
+    seconds = 0.0
+    fails = False
+
+    def run(self, batch: Batch) -> NDArray[np.float32]:
+        if self.fails:
+            raise ZeroDivisionError("a bug in the runner")
+        time.sleep(self.seconds)
+        return super().run(batch)
+
+
+@asynccontextmanager
+async def service(*, pages: int = 64, seconds: float = 0.0) -> AsyncIterator[EngineService]:
+    runner = SlowRunner(hashed_logits(VOCAB), num_pages=pages, page_size=4)
+    runner.seconds = seconds
+    spec = EngineSpec(page_size=4, kv_tokens=4 * pages)
+    core = EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda token_id: b"x")
+    info = EngineInfo(model="toy", model_hash="", vocab_size=VOCAB, context_length=200)
+    async with EngineService(core, info) as engine:
+        yield engine
+    core.check()
+
+
+async def test_a_session_keeps_every_id_and_computes_only_what_is_new() -> None:
+    async with service() as engine:
+        with engine.session(seed=3) as session:
+            first = await session.sample([1, 2, 3], PARAMS, max_tokens=10)
+            second = await session.sample([4, 5], SamplingParams(temperature=0.5), max_tokens=10)
+        ids = session.tokens.token_ids.tolist()
+        assert ids == [1, 2, 3, *first.token_ids, 4, 5, *second.token_ids]
+        assert session.tokens.mask.tolist() == [0] * 3 + [1] * 10 + [0] * 2 + [1] * 10
+        assert session.tokens.versions.tolist() == [-1] * 3 + [0] * 10 + [-1] * 2 + [0] * 10
+        assert (first.cached_tokens, second.cached_tokens, second.context_tokens) == (0, 12, 15)
+        assert first.seed == seeds.derive(3, "turn", 0)
+        assert second.seed == seeds.derive(3, "turn", 1)
+        with engine.session(seed=3) as again:
+            assert (await again.sample([1, 2, 3], PARAMS, max_tokens=10)).token_ids == first.token_ids
+
+
+async def test_many_sessions_at_once_give_what_each_gives_alone() -> None:
+    async def alone(engine: EngineService, seed: int, into: dict[int, list[int]]) -> None:
+        with engine.session(seed=seed) as session:
+            for turn in range(3):
+                await session.sample([turn, seed % VOCAB], PARAMS, max_tokens=8)
+            into[seed] = session.tokens.token_ids.tolist()
+
+    together: dict[int, list[int]] = {}
+    single: dict[int, list[int]] = {}
+    async with service(pages=24) as engine:
+        async with anyio.create_task_group() as group:
+            for seed in range(20):
+                group.start_soon(alone, engine, seed, together)
+        for seed in range(20):
+            await alone(engine, seed, single)
+        assert engine.statistics().sessions == 0
+    assert together == single
+
+
+async def test_cancelling_a_turn_keeps_what_was_sampled_and_frees_the_rest() -> None:
+    async with service(seconds=0.01) as engine:
+        with engine.session(seed=1) as session:
+            with anyio.move_on_after(0.15):
+                await session.sample([1, 2], PARAMS, max_tokens=150)
+            sampled = session.tokens.num_sampled
+            assert 0 < sampled < 150
+            assert len(session.tokens) == 2 + sampled
+            statistics = engine.statistics()
+            assert (statistics.running, statistics.waiting) == (0, 0)
+            after = await session.sample([7], PARAMS, max_tokens=3)
+            assert after.context_tokens == 3 + sampled
+        with engine.session(seed=1) as whole:
+            await whole.sample([1, 2], PARAMS, max_tokens=sampled)
+        assert whole.tokens.token_ids == session.tokens.token_ids[: 2 + sampled]
+
+
+async def test_forks_with_equal_context_differ_and_leave_the_parent_alone() -> None:
+    async with service() as engine:
+        with engine.session(seed=1) as parent:
+            await parent.sample([1, 2], PARAMS, max_tokens=8)
+            before = parent.tokens.token_ids.tolist()
+            with parent.fork() as one, parent.fork() as two:
+                first = await one.sample([9], PARAMS, max_tokens=8)
+                second = await two.sample([9], PARAMS, max_tokens=8)
+            assert first.cached_tokens == second.cached_tokens == len(before) - 1
+            assert first.token_ids != second.token_ids
+            assert parent.tokens.token_ids.tolist() == before
+
+
+async def test_a_fork_that_samples_at_once_shares_only_what_was_there() -> None:
+    async with service() as engine:
+        with engine.session(seed=1) as parent:
+            await parent.sample([1, 2], PARAMS, max_tokens=8)
+            child = parent.fork()
+            await parent.sample([3], PARAMS, max_tokens=8)
+            with child:
+                forked = await child.sample([4, 4, 4, 4, 4], PARAMS, max_tokens=6)
+        with engine.session(seed=1, salt="apart") as fresh:
+            fresh.tokens.observe(child.tokens.token_ids[:10])
+            fresh._turns, fresh._seed = 0, child.seed
+            expected = await fresh.sample([4, 4, 4, 4, 4], PARAMS, max_tokens=6)
+    assert forked.token_ids == expected.token_ids
+    assert forked.logprobs == expected.logprobs
+
+
+@pytest.mark.parametrize(
+    ("observed", "params", "max_tokens", "words"),
+    [
+        ([], PARAMS, 4, "observed_ids is empty"),
+        ([1, 50], PARAMS, 4, "observed_ids holds 50, and this model's ids are 0 to 49"),
+        ([-1], PARAMS, 4, "observed_ids holds -1"),
+        ([1], PARAMS, 0, "max_tokens is 0"),
+        ([1], SamplingParams(min_tokens=5), 4, r"sampling.min_tokens \(5\) is above max_tokens \(4\)"),
+        ([1], SamplingParams(logit_bias={77: 1.0}), 4, "sampling.logit_bias names id 77"),
+        ([1] * 190, PARAMS, 20, r"context \(190 ids\) and max_tokens \(20\) exceed the model's context of 200"),
+        ([1] * 30, PARAMS, 20, r"exceed engine.kv_tokens \(40\)"),
+    ],
+)
+async def test_a_request_that_can_never_be_served_is_refused_and_changes_nothing(
+    observed: Sequence[int], params: SamplingParams, max_tokens: int, words: str
+) -> None:
+    async with service(pages=10) as engine:
+        with engine.session() as session:
+            with pytest.raises(RequestError, match=words):
+                await session.sample(observed, params, max_tokens=max_tokens)
+            assert len(session.tokens) == 0
+
+
+async def test_a_bug_in_a_step_ends_every_request_and_is_raised_at_the_end() -> None:
+    async def sample(engine: EngineService) -> None:
+        with engine.session() as session, pytest.raises(EngineFailure, match="a bug in the runner"):
+            await session.sample([1], PARAMS, max_tokens=100)
+
+    with pytest.raises(EngineFailure) as raised:
+        async with service(seconds=0.002) as engine:
+            async with anyio.create_task_group() as group:
+                for _ in range(5):
+                    group.start_soon(sample, engine)
+                await anyio.sleep(0.02)
+                engine.core.runner.fails = True  # type: ignore[attr-defined]
+            await sample(engine)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+async def test_leaving_the_engine_aborts_what_is_in_flight() -> None:
+    reasons = []
+
+    async def sample(engine: EngineService) -> None:
+        with engine.session() as session:
+            reasons.append((await session.sample([1], PARAMS, max_tokens=150)).finish_reason)
+
+    async with anyio.create_task_group() as group:
+        async with service(seconds=0.01) as engine:
+            group.start_soon(sample, engine)
+            await anyio.sleep(0.05)
+    assert reasons == ["abort"]
