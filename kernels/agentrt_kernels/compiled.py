@@ -4,6 +4,8 @@
 written (it may fuse a product and a sum). `reducing` lets the compiler re-order the sum of one loop, so that it becomes
 vector code; the order it chooses is fixed in the compiled code and varies only with the loop's length, which is a property
 of the row (head size, width, its own position). `spread` cuts a call into ranges of rows, so threads change nothing either.
+numba compiles a function anew for another memory layout, and the two may differ in the last bit (one row of a strided array
+counts as contiguous, two do not), so everything is passed through `array`.
 
 **Threads** are a pool of our own; compiled code runs without the interpreter's lock. Not numba's `parallel`: its OpenMP layer
 sets the thread count of torch's OpenMP too (they share a symbol), its work queue aborts the process when two engines launch at
@@ -15,18 +17,24 @@ numba's cache of compiled code looks at the file of the outer function only: aft
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numba
 import numpy as np
 import torch
+from torch import Tensor
 
 SPREAD_ABOVE_NANOSECONDS = 300_000
 """A call with less work stays in its thread: to hand work over costs about 50 microseconds."""
 
 ordered = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 reducing = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+
+
+def array(tensor: Tensor) -> Any:
+    """A tensor's memory as a contiguous numpy array; a strided tensor is copied, so write to contiguous ones only."""
+    return tensor.contiguous().numpy()
 
 
 def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: Any) -> None:
@@ -42,7 +50,7 @@ def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: A
         other.result()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="agentrt-kernels")
 

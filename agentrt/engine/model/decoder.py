@@ -12,12 +12,12 @@ from importlib import import_module
 from typing import Literal, NamedTuple
 
 import torch
-from agentrt_kernels.pages import PageLayout
 from torch import Tensor
 
 from agentrt.engine.model.config import ModelConfig
 from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.rope import rope_tables
+from agentrt_kernels.pages import PageLayout
 
 OpsName = Literal["cpu", "reference"]
 

@@ -9,7 +9,7 @@ case the only safe count is 1, rows run one by one, and the promise still holds.
 (Seen with MKL's fp32 product on AVX2: 1; 2 and 3; 5 to 7 and 9 to 11 differ; 4, 8 and everything from 12 on agree.)
 """
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's name)
@@ -42,7 +42,7 @@ def safe_row_counts(weight_OD: Tensor) -> tuple[int, ...]:
     return _probe(out_features, in_features, torch.get_num_threads())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _probe(out_features: int, in_features: int, num_threads: int) -> tuple[int, ...]:
     """Multiply one random row, repeated, at each count; keep the largest set of counts with the same bits in all rows.
 

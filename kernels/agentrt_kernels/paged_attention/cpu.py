@@ -7,10 +7,9 @@ on its own position, keys and values alone.
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import exp32, ordered, reducing, spread
+from agentrt_kernels.compiled import array, exp32, ordered, reducing, spread
 from agentrt_kernels.pages import PageLayout
 
 
@@ -23,13 +22,13 @@ def paged_attention(
     The keys and values are in the pages already, those of the rows themselves too. Query head h uses KV head
     h // (H // kv_heads).
     """
-    out_NHD = torch.empty_like(q_NHD)
-    positions = positions_N.numpy()
+    out_NHD = q_NHD.new_empty(q_NHD.shape)
+    positions = array(positions_N)
     multiplications = 2 * q_NHD.shape[1] * q_NHD.shape[2] * int(positions.sum())
     spread(
         _attend, q_NHD.shape[0] * layout.kv_heads, 0.2 * multiplications,
-        q_NHD.numpy(), positions, table_of_N.numpy(), tables_SP.numpy(), pool.numpy(), layout.page_size,
-        layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, out_NHD.numpy(),
+        array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
+        layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, array(out_NHD),
     )  # fmt: skip
     return out_NHD
 

@@ -3,23 +3,22 @@
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import ordered, reducing
+from agentrt_kernels.compiled import array, ordered, reducing
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Each row divided by its root mean square, times `weight_D`."""
-    out_ND = torch.empty_like(x_ND)
-    _rms_norm(x_ND.numpy(), weight_D.numpy(), np.float32(eps), out_ND.numpy())
+    out_ND = x_ND.new_empty(x_ND.shape)
+    _rms_norm(array(x_ND), array(weight_D), np.float32(eps), array(out_ND))
     return out_ND
 
 
 def add_rms_norm(x_ND: Tensor, residual_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Add `x_ND` to `residual_ND`, in place, and norm the sum."""
-    out_ND = torch.empty_like(x_ND)
-    _add_rms_norm(x_ND.numpy(), residual_ND.numpy(), weight_D.numpy(), np.float32(eps), out_ND.numpy())
+    out_ND = x_ND.new_empty(x_ND.shape)
+    _add_rms_norm(array(x_ND), residual_ND.numpy(), array(weight_D), np.float32(eps), array(out_ND))
     return out_ND
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import ordered
+from agentrt_kernels.compiled import array, ordered
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.rms_norm.cpu import norm_row
 
@@ -21,22 +21,23 @@ def rotary(
     heads_NGD = qkv_NE.view(qkv_NE.shape[0], -1, layout.head_dim)
     num_heads = heads_NGD.shape[1] - 2 * layout.kv_heads
     if norms is not None:
-        _norm_heads(heads_NGD[:, :num_heads].numpy(), norms[0].numpy(), np.float32(norms[2]))
-        _norm_heads(heads_NGD[:, num_heads : -layout.kv_heads].numpy(), norms[1].numpy(), np.float32(norms[2]))
+        q_weight_D, k_weight_D, eps = norms
+        num_keys = layout.kv_heads
+        _norm_heads(array(heads_NGD), num_heads, num_keys, array(q_weight_D), array(k_weight_D), np.float32(eps))
     q_NHD = qkv_NE.new_empty(qkv_NE.shape[0], num_heads, layout.head_dim)
     _rotary(
-        heads_NGD.numpy(), cos_TR.numpy(), sin_TR.numpy(), positions_N.numpy(), table_of_N.numpy(), tables_SP.numpy(),
-        pool.numpy(), layout.page_size, layout.page_stride, layer * layout.layer_stride, layout.kv_stride,
-        layout.kv_heads, q_NHD.numpy(),
+        array(heads_NGD), array(cos_TR), array(sin_TR), array(positions_N), array(table_of_N), array(tables_SP),
+        array(pool), layout.page_size, layout.page_stride, layer * layout.layer_stride, layout.kv_stride,
+        layout.kv_heads, array(q_NHD),
     )  # fmt: skip
     return q_NHD
 
 
 @ordered()
-def _norm_heads(x_NGD: Any, weight_D: Any, eps: Any) -> None:
+def _norm_heads(x_NGD: Any, num_heads: int, num_keys: int, q_weight_D: Any, k_weight_D: Any, eps: Any) -> None:
     for n in range(x_NGD.shape[0]):
-        for g in range(x_NGD.shape[1]):
-            norm_row(x_NGD[n, g], weight_D, eps, x_NGD[n, g])
+        for g in range(num_heads + num_keys):
+            norm_row(x_NGD[n, g], q_weight_D if g < num_heads else k_weight_D, eps, x_NGD[n, g])
 
 
 @ordered()

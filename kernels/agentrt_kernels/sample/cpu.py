@@ -25,12 +25,15 @@ def sample(
 ) -> Drawn:  # fmt: skip
     """Draw one id for each row. `positions_B` is the absolute position that the id will have."""
     drawn = Drawn(np.full(len(logits_BV), -1), *(np.full(len(logits_BV), np.nan) for _ in range(3)))
+    logits_BV = np.ascontiguousarray(logits_BV)
     spread(_sample, len(logits_BV), 5.0 * logits_BV.size, logits_BV, vocab_size, rules, seeds_B, positions_B, drawn)
     return drawn
 
 
 @ordered()
-def _sample(begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any) -> None:
+def _sample(
+    begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any
+) -> None:
     for row in range(begin, end):
         _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn)
 
@@ -65,7 +68,9 @@ def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, d
 
 
 @ordered()
-def _draw(x_V: Any, peak: float, total: float, w_V: Any, temperature: float, rules: Any, row: int, seed: Any, position: int) -> Any:
+def _draw(
+    x_V: Any, peak: float, total: float, w_V: Any, temperature: float, rules: Any, row: int, seed: Any, position: int
+) -> Any:
     """The id, the tempered mass of all ids and that of the kept ones, both in units of the most likely id's."""
     if temperature < GREEDY_BELOW:
         return _first(x_V, peak), total, total

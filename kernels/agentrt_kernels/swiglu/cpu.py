@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import exp32, ordered, spread
+from agentrt_kernels.compiled import array, exp32, ordered, spread
 
 
 def swiglu(gate_up_NE: Tensor) -> Tensor:
     """silu(gate) * up, where a row of `gate_up_NE` is the gate and then, as long again, up."""
     out_NF = gate_up_NE.new_empty(gate_up_NE.shape[0], gate_up_NE.shape[1] // 2)
-    spread(_swiglu, out_NF.shape[0], 1.0 * out_NF.numel(), gate_up_NE.numpy(), out_NF.numpy())
+    spread(_swiglu, out_NF.shape[0], 1.0 * out_NF.numel(), array(gate_up_NE), array(out_NF))
     return out_NF
 
 

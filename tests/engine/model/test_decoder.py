@@ -1,0 +1,107 @@
+"""The decoder against transformers, and a sequence alone against the same sequence in batches and chunks."""
+
+from collections.abc import Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from agentrt.engine.model.decoder import Decoder, OpsName
+from agentrt.engine.model.loader import load_model, read_weights
+
+MODELS = {
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 6}),
+    "llama3-rope": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 32,
+            }
+        },
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 5}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": False}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
+    "qwen3": ("Qwen3", {"tie_word_embeddings": False, "head_dim": 16, "num_key_value_heads": 3}),
+}  # fmt: skip
+
+
+def prompt(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(61, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def load(folder: Any, ops: OpsName) -> Decoder:
+    loaded = load_model(folder).decoder
+    return loaded if ops == "cpu" else Decoder(loaded.config, read_weights(folder, loaded.config), ops)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("ops", ["cpu", "reference"])
+def test_logits_equal_transformers(make_model: Any, run_chunks: Callable[..., Any], name: str, ops: OpsName) -> None:
+    family, changes = MODELS[name]
+    folder, model = make_model(family, **changes)
+    decoder = load(folder, ops)
+    prompts = [prompt(37), prompt(19, seed=1), prompt(37, seed=2)]
+    with torch.inference_mode():
+        expected = [model(ids.unsqueeze(0)).logits[0] for ids in prompts]
+    for chunk in (37, 16, 5):
+        for found, wanted in zip(run_chunks(decoder, prompts, chunk), expected, strict=True):
+            torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
+    torch.testing.assert_close(run_chunks(decoder, prompts[:1], 37)[0], expected[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "qwen3", "mistral-window"])
+def test_c29_bits_do_not_depend_on_batch_or_chunks(make_model: Any, run_chunks: Callable[..., Any], name: str) -> None:
+    family, changes = MODELS[name]
+    decoder = load(make_model(family, **changes)[0], "cpu")
+    alone = run_chunks(decoder, [prompt(33)], 33)[0]
+    for batch in (1, 2, 3, 7, 31, 32, 33):
+        strangers = [prompt(1 + seed % 33, seed=seed) for seed in range(1, batch)]
+        at = batch // 2
+        together = run_chunks(decoder, [*strangers[:at], prompt(33), *strangers[at:]], 33 if batch % 2 else 3)
+        assert torch.equal(together[at], alone), f"batch {batch}"
+    for chunk in (1, 3, 16):
+        assert torch.equal(run_chunks(decoder, [prompt(33)], chunk)[0], alone), f"chunk {chunk}"
+
+
+def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any]) -> None:
+    """Two engines' step threads, each with its own pool."""
+    folder, _ = make_model("Llama", tie_word_embeddings=True)
+    decoders = [load(folder, "cpu"), load(folder, "cpu")]
+    alone = run_chunks(decoders[0], [prompt(33)], 3)[0]
+    found: list[Tensor] = []
+
+    def work(decoder: Decoder) -> None:
+        found.extend(run_chunks(decoder, [prompt(33)], 3)[0] for _ in range(5))
+
+    threads = [Thread(target=work, args=(decoder,)) for decoder in decoders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert len(found) == 10
+    assert all(torch.equal(logits, alone) for logits in found)
+
+
+def test_no_rows_wanted(make_model: Any) -> None:
+    decoder = load(make_model("Llama")[0], "cpu")
+    layout = decoder.page_layout(4)
+    none = torch.empty(0, dtype=torch.int64)
+    zero = torch.zeros(1, dtype=torch.int64)
+    logits_MV = decoder.forward(
+        zero, zero, zero.int(), zero.int().view(1, 1), torch.zeros(layout.page_stride), layout, none
+    )
+    assert logits_MV.shape == (0, 61)
+
+
+def test_sizes(make_model: Any) -> None:
+    folder, model = make_model("Llama", tie_word_embeddings=True)
+    decoder = load(folder, "cpu")
+    assert decoder.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert (decoder.vocab_size, decoder.context_length, decoder.device.type) == (61, 128, "cpu")
+    assert decoder.page_layout(16).page_stride == 2 * 2 * 2 * 16 * 8

@@ -1,0 +1,115 @@
+"""Model folders: what is read, what is refused and with which words."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from agentrt.core.errors import UsageError
+from agentrt.engine.model.config import parse_config
+from agentrt.engine.model.loader import load_model
+
+
+@pytest.fixture
+def folder(make_model: Any, tmp_path: Path) -> Path:
+    """A model folder of the test's own."""
+    source, _ = make_model("Llama", tie_word_embeddings=False)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    return tmp_path
+
+
+def shard(folder: Path) -> dict[str, str]:
+    """Cut the weights into two files; the index's map."""
+    weights = load_file(folder / "model.safetensors")
+    names = sorted(weights)
+    files = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in files.items():
+        save_file({name: weights[name] for name in part}, folder / file)
+    (folder / "model.safetensors").unlink()
+    weight_map = {name: file for file, part in files.items() for name in part}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return weight_map
+
+
+def test_a_model_in_shards_is_the_same_model(folder: Path) -> None:
+    single = load_model(folder)
+    shard(folder)
+    sharded = load_model(folder)
+    assert sharded.model_hash == single.model_hash
+    assert torch.equal(sharded.decoder.head.weight_OD, single.decoder.head.weight_OD)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_becomes_float32(folder: Path, dtype: torch.dtype) -> None:
+    full = load_model(folder)
+    weights = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors")
+    half = load_model(folder)
+    assert half.model_hash != full.model_hash
+    assert torch.equal(half.decoder.embedding_VD, weights["model.embed_tokens.weight"].float())
+
+
+def test_missing_parts_are_named(folder: Path) -> None:
+    with pytest.raises(
+        UsageError, match="no such|cannot be read: No such file or directory; a model folder needs a config.json"
+    ):
+        load_model(folder / "nowhere")
+    weights = load_file(folder / "model.safetensors")
+    norm = weights.pop("model.norm.weight")
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=r"model\.norm\.weight is missing"):
+        load_model(folder)
+    save_file({**weights, "model.norm.weight": norm[:-1].clone()}, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=r"model\.norm\.weight is \(47,\) and by config\.json \(48,\)"):
+        load_model(folder)
+    (folder / "model.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(UsageError, match="cannot be read"):
+        load_model(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"needs model\.safetensors, or model\.safetensors\.index\.json"):
+        load_model(folder)
+
+
+def test_missing_shards_are_named(folder: Path) -> None:
+    weight_map = shard(folder)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(UsageError, match=r"b\.safetensors: cannot be read"):
+        load_model(folder)
+    del weight_map["lm_head.weight"]
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UsageError, match=r"lm_head\.weight is missing"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architectures": ["MambaForCausalLM"]},
+            "the architecture MambaForCausalLM is not supported; known are Llama",
+        ),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu' and only 'silu' is supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "the rope type 'yarn' is not supported"),
+        ({"num_key_value_heads": 4}, "6 heads cannot share 4 KV heads evenly"),
+        ({"vocab_size": "many"}, "vocab_size"),
+    ],
+)
+def test_configs_that_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    with pytest.raises(UsageError, match=message) as caught:
+        parse_config(json.dumps(config).encode(), "here/config.json")
+    assert str(caught.value).startswith("here/config.json: ")
+
+
+def test_old_and_new_spelling_of_rope(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    new = parse_config(json.dumps(config).encode(), "new")
+    del config["rope_parameters"]
+    old = parse_config(json.dumps(config | {"rope_theta": 5000.0, "rope_scaling": None}).encode(), "old")
+    assert new == old
+    assert new.rope_theta == 5000.0

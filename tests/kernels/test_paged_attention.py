@@ -1,0 +1,69 @@
+"""Paged attention: the compiled operation against its definition, and a row alone against a row among others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from agentrt_kernels import compiled
+from agentrt_kernels.paged_attention import cpu, reference
+
+ROWS = {
+    1: [(0, 0)],
+    3: [(0, 5), (1, 0), (1, 1)],
+    7: [(2, 9), *((0, position) for position in range(3, 8)), (1, 0)],
+    33: [*((1, position) for position in range(32)), (0, 40)],
+}
+
+
+@pytest.mark.parametrize("rows", list(ROWS))
+@pytest.mark.parametrize(("page_size", "head_dim"), [(1, 8), (2, 32), (4, 64), (16, 32)])
+@pytest.mark.parametrize("window", [0, 1, 5])
+def test_paged_attention(make_paged: Callable[..., Any], rows: int, page_size: int, head_dim: int, window: int) -> None:
+    paged = make_paged(ROWS[rows], page_size, kv_heads=2, head_dim=head_dim)
+    q_NHD = torch.randn(rows, 6, head_dim)
+    expected_NHD = reference.paged_attention(q_NHD, *paged, 1, window)
+    torch.testing.assert_close(cpu.paged_attention(q_NHD, *paged, 1, window), expected_NHD, atol=1e-5, rtol=1e-5)
+
+
+def test_the_reference_is_attention(make_paged: Callable[..., Any]) -> None:
+    paged = make_paged([(0, position) for position in range(9)], 4, kv_heads=2, head_dim=8)
+    q_NHD = torch.randn(9, 4, 8)
+    pages = paged.pool.view(-1, *paged.layout[1:2], 2, 2, 4, 8)[paged.tables_SP[0].long(), 1]
+    k_KTD, v_KTD = (pages[:, kind].transpose(0, 1).flatten(1, 2)[:, :9] for kind in (0, 1))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q_NHD.transpose(0, 1), k_KTD.repeat_interleave(2, 0), v_KTD.repeat_interleave(2, 0), is_causal=True
+    )
+    torch.testing.assert_close(
+        reference.paged_attention(q_NHD, *paged, 1), expected.transpose(0, 1), atol=1e-5, rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 2, 4, 16])
+def test_rows_do_not_know_their_neighbours(make_paged: Callable[..., Any], page_size: int) -> None:
+    rows = [(sequence, position) for sequence in range(3) for position in range(20, 31)]
+    paged = make_paged(rows, page_size, kv_heads=2, head_dim=32)
+    q_NHD = torch.randn(33, 6, 32)
+    together_NHD = cpu.paged_attention(q_NHD, *paged, 0, 0)
+    for order in (torch.arange(33).flip(0), torch.randperm(33), torch.tensor([4]), torch.arange(7, 14)):
+        some = paged._replace(positions_N=paged.positions_N[order], table_of_N=paged.table_of_N[order])
+        assert torch.equal(cpu.paged_attention(q_NHD[order], *some, 0, 0), together_NHD[order])
+
+
+def test_threads_change_nothing(make_paged: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    paged = make_paged([(0, position) for position in range(33)], 4, kv_heads=2, head_dim=32)
+    q_NHD = torch.randn(33, 6, 32)
+    alone_NHD = cpu.paged_attention(q_NHD, *paged, 0, 0)
+    monkeypatch.setattr(compiled, "SPREAD_ABOVE_NANOSECONDS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
+    assert torch.equal(cpu.paged_attention(q_NHD, *paged, 0, 0), alone_NHD)
+
+
+def test_nan_stays_in_its_row(make_paged: Callable[..., Any]) -> None:
+    paged = make_paged([(0, 9), (1, 9)], 4, kv_heads=2, head_dim=8)
+    q_NHD = torch.randn(2, 4, 8)
+    q_NHD[0] = torch.nan
+    out_NHD = cpu.paged_attention(q_NHD, *paged, 0, 0)
+    assert out_NHD[0].isnan().all()
+    assert out_NHD[1].isfinite().all()

@@ -1,0 +1,35 @@
+"""Rotary positions and the write of KV: the compiled operation against its definition."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from agentrt_kernels.rotary import cpu, reference
+
+ROWS = {
+    1: [(0, 0)],
+    3: [(0, 5), (1, 0), (1, 1)],
+    7: [(2, 9), *((0, position) for position in range(3, 8)), (1, 0)],
+    33: [*((1, position) for position in range(32)), (0, 40)],
+}
+
+
+@pytest.mark.parametrize("rows", list(ROWS))
+@pytest.mark.parametrize(("page_size", "head_dim"), [(1, 8), (2, 32), (4, 64), (16, 32)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotary(make_paged: Callable[..., Any], rows: int, page_size: int, head_dim: int, normed: bool) -> None:
+    paged = make_paged(ROWS[rows], page_size, kv_heads=2, head_dim=head_dim)
+    qkv_NE = torch.randn(rows, (6 + 2 + 2) * head_dim)
+    angles_TR = torch.arange(64).unsqueeze(1) * torch.rand(head_dim // 2)
+    norms = (torch.randn(head_dim), torch.randn(head_dim), 1e-6) if normed else None
+    pools = [paged.pool.clone(), paged.pool.clone()]
+    expected_NHD, out_NHD = (
+        op(qkv_NE.clone(), angles_TR.cos(), angles_TR.sin(), *paged[:3], pool, paged.layout, 1, norms)
+        for op, pool in zip((reference.rotary, cpu.rotary), pools, strict=True)
+    )
+    torch.testing.assert_close(out_NHD, expected_NHD, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pools[1], pools[0], atol=1e-5, rtol=1e-5)
+    changed = (pools[1] != paged.pool).sum().item()
+    assert changed <= rows * 2 * 2 * head_dim, "it wrote beyond the rows' own places"
