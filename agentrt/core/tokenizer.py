@@ -26,7 +26,7 @@ class Tokenizer:
         self.vocab_size = max(self.vocab_size, 1 + max(self.special.values(), default=0))
         data["added_tokens"], data["post_processor"] = [], None
         self._text = tokenizers.Tokenizer.from_str(json.dumps(data))
-        self._special_bytes = {token_id: text.encode() for text, token_id in self.special.items()}
+        self._bytes = {token_id: text.encode() for text, token_id in self.special.items()}
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -44,14 +44,11 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that an id stands for; empty for an id the tokenizer does not know."""
-        special = self._special_bytes.get(token_id)
-        if special is not None:
-            return special
-        token = self._text.id_to_token(token_id)
-        if token is None:
-            return b""
-        table = self._byte_of
-        return b"".join(table.get(char, char.encode()) for char in token)
+        known = self._bytes.get(token_id)
+        if known is None:
+            table, token = self._byte_of, self._text.id_to_token(token_id) or ""
+            known = self._bytes[token_id] = b"".join(table.get(char, char.encode()) for char in token)
+        return known
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of ids, control tokens spelt out; bytes that are no UTF-8 become U+FFFD."""

@@ -80,6 +80,15 @@ class Tokens:
         self.logprobs.append(logprob)
         self.versions.append(version)
 
+    def commit_all(self, token_ids: Sequence[int], logprobs: Sequence[float], version: int) -> None:
+        """Append ids that policy `version` sampled with `logprobs`, as many."""
+        if len(token_ids) != len(logprobs):
+            raise ValueError(f"{len(token_ids)} ids and {len(logprobs)} logprobs")
+        self.token_ids.extend(token_ids)
+        self.mask.extend([1] * len(token_ids))
+        self.logprobs.extend(logprobs)
+        self.versions.extend([version] * len(token_ids))
+
     def copy(self, start: int = 0) -> "Tokens":
         """A new object with the arrays from `start` on."""
         other = Tokens()

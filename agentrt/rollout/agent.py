@@ -87,7 +87,10 @@ class Agent:
         finally:
             episode.timing.tools += clock.now() - started
             episode.note_calls(records)
-        return [Message("tool", record.result, name=record.name) for record in records]
+        return [
+            Message("tool", record.result, name=call.name, call_id=call.id)
+            for call, record in zip(calls, records, strict=True)
+        ]
 
     def fork(self, name: str) -> "Agent":
         """See `agentrt.env.environment.Agent.fork`."""
@@ -109,8 +112,10 @@ class Agent:
         setup, tokens = self.episode.setup, self.tokens
         if not self._is_opened:
             return setup.renderer.prompt(self.messages, setup.environment.tools)
-        ended = tokens.mask[-1] == 1 and tokens.token_ids[-1] in setup.renderer.stop_token_ids
-        return setup.renderer.join(messages, ended=ended)
+        last = tokens.token_ids[-1]
+        if tokens.mask[-1] == 1 and last in setup.renderer.stop_token_ids:
+            return setup.renderer.join(messages, ended=True, end_id=last)
+        return setup.renderer.join(messages, ended=False)
 
     def _taken(self, completion: Completion, granted: int) -> Turn:
         """Note a completion and read it as a turn."""
@@ -129,7 +134,8 @@ class Agent:
                 decode_seconds=completion.decode_seconds,
             )
         )  # fmt: skip
-        parsed = self.episode.setup.renderer.parse(completion.token_ids, completion.finish_reason)
+        setup = self.episode.setup
+        parsed = setup.renderer.parse(completion.token_ids, completion.finish_reason, setup.environment.tools)
         cut_by = self.episode.budget.cut_by(granted) if parsed.is_cut else None
         turn = msgspec.structs.replace(parsed, start=start, end=end, cut_by=cut_by)
         self.messages.append(turn.message)

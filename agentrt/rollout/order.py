@@ -1,6 +1,7 @@
 """Which tasks a run takes, and in which order: fixed by the seed, whatever runs first."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from heapq import nsmallest
 
 from agentrt.core import seeds
@@ -28,13 +29,14 @@ async def chosen_tasks(environment: Environment, split: str, count: int, seed: i
     check_split(environment, split)
     ids: set[str] = set()
     chosen: list[tuple[int, str, Task]] = []
-    async for task in _first(environment.tasks(split), max(count, WINDOW)):
-        if task.id in ids:
-            raise UsageError(f"split {split!r} has two tasks with the id {task.id!r}; ids must be unique in a split")
-        ids.add(task.id)
-        chosen.append((seeds.derive(seed, "order", task.id), task.id, task))
-        if len(chosen) >= 2 * count:
-            chosen = nsmallest(count, chosen, key=_rank)
+    async with aclosing(_first(environment.tasks(split), max(count, WINDOW))) as tasks:
+        async for task in tasks:
+            if task.id in ids:
+                raise UsageError(f"split {split!r} has two tasks with the id {task.id!r}; ids are unique in a split")
+            ids.add(task.id)
+            chosen.append((seeds.derive(seed, "order", task.id), task.id, task))
+            if len(chosen) >= 2 * count:
+                chosen = nsmallest(count, chosen, key=_rank)
     if not chosen:
         raise UsageError(f"split {split!r} of {type(environment).__name__} has no tasks")
     return [task for _, _, task in nsmallest(count, chosen, key=_rank)]
@@ -44,7 +46,7 @@ def _rank(item: tuple[int, str, Task]) -> tuple[int, str]:
     return item[0], item[1]
 
 
-async def _first(tasks: AsyncIterator[Task], count: int) -> AsyncIterator[Task]:
+async def _first(tasks: AsyncIterator[Task], count: int) -> AsyncGenerator[Task, None]:
     """The first `count` tasks. The iterator is asked for no more, and is closed if it can be."""
     try:
         for _ in range(count):

@@ -10,7 +10,7 @@ import msgspec
 from agentrt.core.errors import UsageError
 from agentrt.core.protocol import Engine
 from agentrt.core.spec import RunSpec
-from agentrt.env.chat.chatml import ChatML
+from agentrt.env.chat.renderer import Renderer
 from agentrt.env.environment import Environment
 from agentrt.env.rubric import Rubric
 from agentrt.rollout.calls import ToolRunner
@@ -28,7 +28,7 @@ class Setup:
         *,
         environment: Environment,
         engine: Engine,
-        renderer: ChatML,
+        renderer: Renderer,
         spec: RunSpec,
         sandboxes: Callable[[], ToolRunner] | None = None,
     ) -> None:

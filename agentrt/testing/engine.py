@@ -4,7 +4,6 @@ It keeps the contract of `agentrt.core.protocol`: append-only ids, seeds by turn
 after a cancellation. Time passes only where the script says so, on the loop's clock, so it runs in virtual time.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -118,17 +117,18 @@ class ScriptedSession:
 
     async def _commit(self, answer: Answer, params: SamplingParams, max_tokens: int) -> int | None:
         """Commit the answer's ids up to the first end id or `max_tokens`; the end id, if it came to one."""
-        logprobs = answer.logprobs or itertools.repeat(ScriptedEngine.LOGPROB)
-        pause = answer.seconds / max(1, len(answer.token_ids))
-        if not pause:
+        ids = list(answer.token_ids[:max_tokens])
+        end = min((ids.index(one) + 1 for one in params.stop_token_ids if one in ids), default=0)
+        ids = ids[: end or max_tokens]
+        logprobs = answer.logprobs[: len(ids)] or [ScriptedEngine.LOGPROB] * len(ids)
+        if not answer.seconds:
             await anyio.lowlevel.checkpoint()
-        for token_id, logprob in itertools.islice(zip(answer.token_ids, logprobs, strict=False), max_tokens):
-            if pause:
-                await anyio.sleep(pause)
-            self.tokens.commit(token_id, logprob, self._engine.version)
-            if token_id in params.stop_token_ids:
-                return token_id
-        return None
+            self.tokens.commit_all(ids, logprobs, self._engine.version)
+        else:
+            for token_id, logprob in zip(ids, logprobs, strict=True):
+                await anyio.sleep(answer.seconds / len(answer.token_ids))
+                self.tokens.commit(token_id, logprob, self._engine.version)
+        return ids[-1] if end else None
 
     def pause(self, tool: str) -> None:
         if self._engine.keep_requests:
