@@ -1,17 +1,18 @@
 """How our CPU functions are compiled and spread over threads, and the exponentials they share.
 
-**Exact rows.** No function lets one row's arithmetic depend on another row. `ordered` keeps the order of operations as
-written (it may fuse a product and a sum). `reducing` lets the compiler re-order the sum of one loop, so that it becomes
-vector code; the order it chooses is fixed in the compiled code and varies only with the loop's length, which is a property
-of the row (head size, width, its own position). `spread` cuts a call into ranges of rows, so threads change nothing either.
-numba compiles a function anew for another memory layout, and the two may differ in the last bit (one row of a strided array
-counts as contiguous, two do not), so everything is passed through `array`.
+**Exact rows.** No function lets one row's arithmetic depend on another row. `ordered` keeps the order of operations
+as written (it may fuse a product and a sum). `reducing` lets the compiler re-order the sum of one loop, so that it
+becomes vector code; the order it chooses is fixed in the compiled code and varies only with the loop's length, which
+is a property of the row (head size, width, its own position). `spread` cuts a call into ranges of rows, so threads
+change nothing either. numba compiles a function anew for another memory layout, and the two may differ in the last
+bit (one row of a strided array counts as contiguous, two do not), so everything is passed through `array`.
 
-**Threads** are a pool of our own; compiled code runs without the interpreter's lock. Not numba's `parallel`: its OpenMP layer
-sets the thread count of torch's OpenMP too (they share a symbol), its work queue aborts the process when two engines launch at
-once, and either triples the time to compile.
+**Threads** are a pool of our own; compiled code runs without the interpreter's lock. Not numba's `parallel`: its
+OpenMP layer sets the thread count of torch's OpenMP too (they share a symbol), its work queue aborts the process when
+two engines launch at once, and either triples the time to compile.
 
-numba's cache of compiled code looks at the file of the outer function only: after a change here, touch the kernels' files.
+numba's cache of compiled code looks at the file of the outer function only: after a change here, touch the kernels'
+files.
 """
 
 import os
@@ -38,7 +39,7 @@ def array(tensor: Tensor) -> Any:
 
 
 def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: Any) -> None:
-    """`kernel(first, last, *args)` over the range of tasks, cut among torch's number of threads if the guess at the work is large."""
+    """`kernel(first, last, *args)` over all tasks, cut among torch's number of threads if it is much work."""
     threads = min(torch.get_num_threads(), tasks)
     if threads < 2 or nanoseconds < SPREAD_ABOVE_NANOSECONDS:
         kernel(0, tasks, *args)
@@ -60,7 +61,7 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 @ordered()
-def exp32(x: float) -> float:
+def exp32(x: Any) -> Any:
     """e^x in float32 within 1 ulp or so (Cephes), written so that loops over it become vector code; 0 below -87."""
     n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
     r = x - n * np.float32(0.693359375)
@@ -77,8 +78,8 @@ def exp32(x: float) -> float:
 
 
 @ordered()
-def exp64(x: float) -> float:
-    """e^x in float64 for x <= 0 within 1 ulp or so (Cephes), written so that loops over it become vector code; 0 below -708."""
+def exp64(x: Any) -> Any:
+    """e^x in float64 for x <= 0, as `exp32` is written; 0 below -708."""
     shifted = x * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2^52: the sum's low bits are the nearest integer
     n = shifted - 6755399441055744.0
     r = x - n * 6.93145751953125e-1

@@ -1,7 +1,8 @@
 """Where a token's keys and values lie in the page pool.
 
-The pool is one flat float32 tensor. Page p begins at element p * page_stride; in it the layers follow one another, each
-first K and then V, each `[kv_heads, page_size, head_dim]`. So one page is one contiguous copy, whatever the number of layers.
+The pool is one flat float32 tensor. Page p begins at element p * page_stride; in it the layers follow one another,
+each first K and then V, each `[kv_heads, page_size, head_dim]`. So one page is one contiguous copy, whatever the
+number of layers.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,7 @@
 """What a decoder is: the sizes and switches of the Llama family, read from a Hugging Face `config.json`.
 
-Llama, Mistral, Qwen2 and Qwen3 differ in few places: biases on the query, key and value projections (Qwen2), an RMS norm of each
-head's queries and keys (Qwen3), windows. Any other architecture is refused by name.
+Llama, Mistral, Qwen2 and Qwen3 differ in few places: biases on the query, key and value projections (Qwen2), an RMS
+norm of each head's queries and keys (Qwen3), windows. Any other architecture is refused by name.
 """
 
 import math

@@ -1,10 +1,12 @@
 """The decoder of the Llama family: token ids and pages in, logits out.
 
-One forward takes any mix of rows: decodes, prompt chunks, several sequences. A row is a token at a position of a sequence, whose
-pages a table names. Its keys and values are written first, then every row attends. The same code runs on any device; the
-operations (`agentrt_kernels`) are chosen once, by name. With `cpu` a row's logits have the same bits whatever else is in the batch.
+One forward takes any mix of rows: decodes, prompt chunks, several sequences. A row is a token at a position of a
+sequence, whose pages a table names. Its keys and values are written first, then every row attends. The same code runs
+on any device; the operations (`agentrt_kernels`) are chosen once, by name. With `cpu` a row's logits have the same
+bits whatever else is in the batch.
 
-Suffixes: N rows, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size, V the output layer's rows.
+Suffixes: N rows, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size, V the output
+layer's rows.
 """
 
 from collections.abc import Callable, Mapping
@@ -93,8 +95,8 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """Write the KV of all N rows to their pages and return `logits_MV` for `out_rows_M`.
 
-        `table_of_N` names each row's table in `tables_SP` (page numbers, padded with -1). What a row attends beyond the rows
-        of this call must be in its pages already. Ids and positions are int64, tables int32.
+        `table_of_N` names each row's table in `tables_SP` (page numbers, padded with -1). What a row attends beyond
+        the rows of this call must be in its pages already. Ids and positions are int64, tables int32.
         """
         rows = (positions_N, table_of_N, tables_SP)
         ops, eps = self.ops, self.config.norm_eps

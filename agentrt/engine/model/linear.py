@@ -1,10 +1,10 @@
 """Linear layers whose rows do not know their neighbours.
 
-A matrix product's library picks its kernel by the number of rows, so the same row multiplied alone, among three and among
-sixty-four can differ in the last bits. On the CPU a layer therefore runs only at *safe* row counts: counts at which every row,
-wherever it stands, comes out with the same bits. `safe_row_counts` finds them by trying, once for each shape of weight and
-number of threads. A call pads its rows to the next safe count, and one with more rows than the largest is cut up. In the worst
-case the only safe count is 1, rows run one by one, and the promise still holds.
+A matrix product's library picks its kernel by the number of rows, so the same row multiplied alone, among three and
+among sixty-four can differ in the last bits. On the CPU a layer therefore runs only at *safe* row counts: counts at
+which every row, wherever it stands, comes out with the same bits. `safe_row_counts` finds them by trying, once for
+each shape of weight and number of threads. A call pads its rows to the next safe count, and one with more rows than
+the largest is cut up. In the worst case the only safe count is 1, rows run one by one, and the promise still holds.
 
 (Seen with MKL's fp32 product on AVX2: 1; 2 and 3; 5 to 7 and 9 to 11 differ; 4, 8 and everything from 12 on agree.)
 """
@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 (the field's name)
 from torch import Tensor
 
 CANDIDATES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-"""Row counts that are tried. Between neighbours lies at most a third, which bounds what padding costs from 8 rows on."""
+"""Row counts that are tried; from 8 on each is at most half more than the one before, which bounds the padding."""
 PROBE_FLOPS = 4e9
 """A count whose single product costs more is not tried; this bounds the time a probe takes for a wide output layer."""
 
@@ -37,7 +37,7 @@ class Linear:
 
 
 def safe_row_counts(weight_OD: Tensor) -> tuple[int, ...]:
-    """The row counts, ascending, at which rows agree bit for bit with one another and across the counts. Never empty."""
+    """The row counts, ascending, at which a row has the same bits wherever it stands; never empty."""
     out_features, in_features = weight_OD.shape
     return _probe(out_features, in_features, torch.get_num_threads())
 
@@ -58,13 +58,13 @@ def _probe(out_features: int, in_features: int, num_threads: int) -> tuple[int, 
         out_NO = F.linear(row_D.repeat(count, 1), weight_OD)
         if bool((out_NO == out_NO[0]).all()):
             agreeing.setdefault(out_NO[0].numpy().tobytes(), []).append(count)
-    return tuple(max(agreeing.values(), key=lambda counts: (len(counts), counts[-1])))
+    return max((tuple(counts) for counts in agreeing.values()), key=lambda counts: (len(counts), counts[-1]))
 
 
 def _multiply_exactly(x_ND: Tensor, weight_OD: Tensor, row_counts: tuple[int, ...]) -> Tensor:
     rows, most = x_ND.shape[0], row_counts[-1]
     if rows > most:
-        return torch.cat([_multiply_exactly(part, weight_OD, row_counts) for part in x_ND.split(most)])
+        return torch.cat([_multiply_exactly(part, weight_OD, row_counts) for part in torch.split(x_ND, most)])
     count = next(count for count in row_counts if count >= rows)
     # A fresh tensor starts at an aligned address; a view into one might not, and a library may look at that.
     if rows == count and x_ND.storage_offset() == 0 and x_ND.is_contiguous():

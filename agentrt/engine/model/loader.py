@@ -1,6 +1,6 @@
 """A model folder (config.json and safetensors) becomes a decoder.
 
-Every tensor is checked by name and shape before any is used. Weights are float32 on the device, whatever the file holds.
+Every tensor is checked by name and shape before any is used. Weights are float32 on the device, whatever they were.
 """
 
 import hashlib
@@ -57,12 +57,12 @@ def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def hash_weights(weights: Mapping[str, Tensor]) -> str:
-    """blake2b over names, dtypes, shapes and bytes, in the order of the names: the same however the model is cut into files."""
+    """blake2b over names, dtypes, shapes and bytes, by name: the same however the model is cut into files."""
     digest = hashlib.blake2b(digest_size=16)
     for name in sorted(weights):
         tensor = weights[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """The angles of rotary positions, as tables by position.
 
-A table, and not a cosine at each step: a library may compute an element by vector or by scalar code according to where it stands,
-and a position's angle must not depend on that.
+A table, and not a cosine at each step: a library may compute an element by vector or by scalar code according to
+where it stands, and a position's angle must not depend on that.
 """
 
 import math

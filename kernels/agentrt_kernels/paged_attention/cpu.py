@@ -1,7 +1,7 @@
 """Attention over keys and values in pages, compiled.
 
-A task is one row and one KV head. It walks the row's pages in the order of positions with a running softmax, so its bits depend
-on its own position, keys and values alone.
+A task is one row and one KV head. It walks the row's pages in the order of positions with a running softmax, so its
+bits depend on its own position, keys and values alone.
 """
 
 from typing import Any

@@ -17,7 +17,7 @@ def paged_attention(
     """
     out_NHD = torch.empty_like(q_NHD)
     view = pool.view(-1, layout.num_layers, 2, layout.kv_heads, layout.page_size, layout.head_dim)
-    for table in table_of_N.unique().tolist():
+    for table in sorted(set(table_of_N.tolist())):
         rows_R = (table_of_N == table).nonzero().squeeze(1)
         positions_R = positions_N[rows_R]
         length = int(positions_R.max()) + 1
@@ -33,4 +33,5 @@ def _attend(q_RHD: Tensor, kv_2KTD: Tensor, positions_R: Tensor, window: int) ->
     hidden_RT = (distance_RT < 0) | (distance_RT >= window) if window else distance_RT < 0
     scores_HRT = q_RHD.transpose(0, 1) @ k_HTD.transpose(1, 2) * q_RHD.shape[2] ** -0.5
     weights_HRT = scores_HRT.masked_fill(hidden_RT, -torch.inf).softmax(-1)
-    return (weights_HRT @ v_HTD).transpose(0, 1)
+    out_HRD: Tensor = weights_HRT @ v_HTD
+    return out_HRD.transpose(0, 1)

@@ -1,5 +1,6 @@
 """Rotary positions, and the write of keys and values into their pages: the definition."""
 
+import torch
 from torch import Tensor
 
 from agentrt_kernels.pages import PageLayout
@@ -12,13 +13,14 @@ def rotary(
 ) -> Tensor:  # fmt: skip
     """Norm (Qwen3) and turn the queries and keys of each row, write K and V to the row's page, and return `q_NHD`.
 
-    A row of `qkv_NE` is the heads' queries, keys, values. `cos_TR` and `sin_TR` are by position and by the first half of a
-    head's dimensions (R); the second half turns by the same angles. `norms` is the weight of the queries' and the keys' RMS
-    norm and its epsilon.
+    A row of `qkv_NE` is the heads' queries, keys, values. `cos_TR` and `sin_TR` are by position and by the first half
+    of a head's dimensions (R); the second half turns by the same angles. `norms` is the weight of the queries' and
+    the keys' RMS norm and its epsilon.
     """
     kv_heads, head_dim = layout.kv_heads, layout.head_dim
     heads_NGD = qkv_NE.view(qkv_NE.shape[0], -1, head_dim)
-    q_NHD, k_NKD, v_NKD = heads_NGD.split([heads_NGD.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
+    sizes = [heads_NGD.shape[1] - 2 * kv_heads, kv_heads, kv_heads]
+    q_NHD, k_NKD, v_NKD = torch.split(heads_NGD, sizes, dim=1)
     if norms is not None:
         q_NHD, k_NKD = rms_norm(q_NHD, norms[0], norms[2]), rms_norm(k_NKD, norms[1], norms[2])
     cos_N1R, sin_N1R = cos_TR[positions_N].unsqueeze(1), sin_TR[positions_N].unsqueeze(1)

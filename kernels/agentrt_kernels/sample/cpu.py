@@ -1,7 +1,7 @@
 """The sampling law, compiled: the reference's numbers to 1e-12, without a sort of the vocabulary.
 
-A row is one task and one stretch of float64 weights w_i = e^(x_i - max), of which the dropped ones become 0. The cuts look at
-weights in bins of an eighth of an octave; only the bin in which a cut falls is sorted.
+A row is one task and one stretch of float64 weights w_i = e^(x_i - max), of which the dropped ones become 0. The cuts
+look at weights in bins of an eighth of an octave; only the bin in which a cut falls is sorted.
 """
 
 import math
@@ -21,8 +21,12 @@ SHORTEST_RACE = 2.9e-8
 
 
 def sample(
-    logits_BV: NDArray[np.float32], vocab_size: int, rules: Rules, seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]
-) -> Drawn:  # fmt: skip
+    logits_BV: NDArray[np.float32],
+    vocab_size: int,
+    rules: Rules,
+    seeds_B: NDArray[np.uint64],
+    positions_B: NDArray[np.int64],
+) -> Drawn:
     """Draw one id for each row. `positions_B` is the absolute position that the id will have."""
     drawn = Drawn(np.full(len(logits_BV), -1), *(np.full(len(logits_BV), np.nan) for _ in range(3)))
     logits_BV = np.ascontiguousarray(logits_BV)
@@ -101,7 +105,7 @@ def _edit(x_V: Any, rules: Any, row: int) -> None:
 
 @ordered()
 def _peak(logits_V: Any) -> float:
-    """The largest logit. Compared as integers in the floats' order, which is vector code; a NaN comes out as NaN or is passed over."""
+    """The largest logit, by comparing integers, which is vector code; a NaN comes out as NaN or is passed over."""
     best = np.int32(-2147483648)
     for bits in logits_V.view(np.int32):
         best = max(best, _ordered_bits(bits))
@@ -144,14 +148,14 @@ def _keep_at_least(w_V: Any, least: float) -> float:
 
 
 @ordered()
-def _bin(w: float) -> int:
+def _bin(w: float) -> Any:
     """0 for 1, one more for each eighth of an octave down."""
     return min((np.int64(0x3FF0000000000000) - np.float64(w).view(np.int64)) >> np.int64(49), np.int64(BINS - 1))
 
 
 @ordered()
 def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
-    """Go down the ranking, at most `count` ids and until what stands before an id is `mass`; drop the rest. The kept mass."""
+    """Keep the first ids of the ranking, at most `count` and until `mass` stands before an id; the mass kept."""
     count_of, mass_of = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.float64)
     for v in range(w_V.shape[0]):
         b = _bin(w_V[v])
@@ -182,7 +186,7 @@ def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
 
 @ordered()
 def _race(w_V: Any, seed: Any, position: int) -> int:
-    """The winner of the exponential race. Most ids are out before a logarithm: -log(u) > 1 - u, and w / E falls with E."""
+    """The winner of the race, argmax w / E. Most ids are out before a logarithm is taken, as -log(u) > 1 - u."""
     best, winner = 0.0, -1
     words = np.empty(4, dtype=np.uint64)
     for start in range(0, w_V.shape[0], 4):

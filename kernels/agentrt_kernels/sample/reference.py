@@ -1,11 +1,12 @@
-"""The sampling law: from a row of logits to the distribution a token is drawn from, and the draw. This file is the definition.
+"""The sampling law: from logits to the distribution a token is drawn from, and the draw. This is the definition.
 
-Order: bias, repetition penalty, presence and frequency penalty, masks (ids from `vocab_size` on, banned ids), temperature, min-p,
-top-k, renormalise, top-p, renormalise; all in float64. Ids are ranked by probability, equal ones by the lower id. A
-temperature below 1e-5 takes the first id of that ranking and the cuts play no part; its recorded logprob is the untempered one.
+Order: bias, repetition penalty, presence and frequency penalty, masks (ids from `vocab_size` on, banned ids),
+temperature, min-p, top-k, renormalise, top-p, renormalise; all in float64. Ids are ranked by probability, equal ones
+by the lower id. A temperature below 1e-5 takes the first id of that ranking and the cuts play no part; its recorded
+logprob is the untempered one.
 
-The draw is an exponential race, argmax p_i / E_i with E_i = -log(u_i), lowest id on ties. u_i is a 24-bit uniform in (0, 1)
-that depends on the turn's seed, the token's absolute position and the id, and on nothing else.
+The draw is an exponential race, argmax p_i / E_i with E_i = -log(u_i), lowest id on ties. u_i is a 24-bit uniform in
+(0, 1) that depends on the turn's seed, the token's absolute position and the id, and on nothing else.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ def probabilities(logits_V: NDArray[np.float32], rule: Rule, vocab_size: int) ->
     """THE law: `p_V`, which sums to 1. A greedy rule gives all to one id. NaN if the row cannot be sampled from."""
     processed_V = process(logits_V, rule, vocab_size)
     if rule.is_greedy:
-        return np.eye(1, len(processed_V), int(np.argmax(processed_V)))[0]
+        return _one_hot(int(np.argmax(processed_V)), len(processed_V))
     p_V = softmax(processed_V / rule.temperature)
     p_V = np.where(p_V >= rule.min_p * (1.0 - SLACK) * p_V.max(), p_V, 0.0)
     order_V = np.argsort(-p_V, kind="stable")
@@ -37,6 +38,12 @@ def probabilities(logits_V: NDArray[np.float32], rule: Rule, vocab_size: int) ->
         before_V = np.cumsum(ranked_V) - ranked_V
         p_V[order_V[before_V >= rule.top_p * (1.0 - SLACK)]] = 0.0
         p_V /= p_V.sum()
+    return p_V
+
+
+def _one_hot(token: int, vocab: int) -> Floats:
+    p_V = np.zeros(vocab)
+    p_V[token] = 1.0
     return p_V
 
 
@@ -53,14 +60,18 @@ def process(logits_V: NDArray[np.float32], rule: Rule, vocab_size: int) -> Float
 
 def mask(logits_V: NDArray[np.float32], vocab_size: int) -> Floats:
     """The untouched logits, with -inf where the tokenizer knows no such id."""
-    x_V = logits_V.astype(np.float64)
+    x_V: Floats = logits_V.astype(np.float64)
     x_V[vocab_size:] = -np.inf
     return x_V
 
 
 def sample(
-    logits_BV: NDArray[np.float32], vocab_size: int, rules: Rules, seeds_B: NDArray[np.uint64], positions_B: NDArray[np.int64]
-) -> Drawn:  # fmt: skip
+    logits_BV: NDArray[np.float32],
+    vocab_size: int,
+    rules: Rules,
+    seeds_B: NDArray[np.uint64],
+    positions_B: NDArray[np.int64],
+) -> Drawn:
     """Draw one id for each row. `positions_B` is the absolute position that the id will have."""
     rows = [
         _sample_row(logits_BV[row], vocab_size, rules.row(row), int(seeds_B[row]), int(positions_B[row]))
@@ -88,8 +99,9 @@ def _sample_row(
 
 def softmax(x_V: Floats) -> Floats:
     """e^x over its sum."""
-    e_V = np.exp(x_V - x_V.max())
-    return e_V / e_V.sum()
+    e_V: Floats = np.exp(x_V - x_V.max())
+    e_V /= e_V.sum()
+    return e_V
 
 
 def race_times(seed: int, position: int, token_ids: NDArray[np.int64], stream: int = SAMPLING_STREAM) -> Floats:
@@ -98,7 +110,8 @@ def race_times(seed: int, position: int, token_ids: NDArray[np.int64], stream: i
     counter_N4[:, 0], counter_N4[:, 1], counter_N4[:, 3] = token_ids // 4, position, stream
     words_N4 = philox4x32(counter_N4, (seed & 0xFFFFFFFF, seed >> 32))
     bits_N = words_N4[np.arange(len(token_ids)), token_ids % 4]
-    return -np.log(((bits_N >> np.uint64(8)) + 0.5) / 2.0**24)
+    times_N: Floats = -np.log(((bits_N >> np.uint64(8)) + 0.5) / 2.0**24)
+    return times_N
 
 
 def philox4x32(counter_N4: NDArray[np.uint64], key: tuple[int, int]) -> NDArray[np.uint64]:

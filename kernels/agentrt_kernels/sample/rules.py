@@ -1,6 +1,7 @@
 """What the sampling law takes besides logits: a rule for each row, and a batch of them as arrays.
 
-Penalties, bias and banned ids touch few ids of a large vocabulary, so they are *edits*: a list of ids with what applies to each.
+Penalties, bias and banned ids touch few ids of a large vocabulary, so they are *edits*: ids, and what
+applies to each.
 """
 
 from collections.abc import Sequence
@@ -65,20 +66,41 @@ class Rules(NamedTuple):
     @classmethod
     def of(cls, rules: Sequence[Rule]) -> "Rules":
         """The batch of these rows."""
-        numbers = np.array([rule[:-1] for rule in rules], dtype=np.float64).reshape(len(rules), 7).T.copy()
+
+        def column(name: str) -> NDArray[np.float64]:
+            return np.array([getattr(rule, name) for rule in rules], dtype=np.float64)
+
+        edits = [rule.edits for rule in rules] or [NO_EDITS]
         starts = np.zeros(len(rules) + 1, dtype=np.int64)
         np.cumsum([len(rule.edits.ids_E) for rule in rules], out=starts[1:])
-        edits = NO_EDITS
-        if starts[-1]:
-            edits = Edits(*map(np.concatenate, zip(*(rule.edits for rule in rules), strict=True)))
-        return cls(numbers[0], numbers[1].astype(np.int64), *numbers[2:], starts, *edits)
+        return cls(
+            temperature_B=column("temperature"),
+            top_k_B=column("top_k").astype(np.int64),
+            top_p_B=column("top_p"),
+            min_p_B=column("min_p"),
+            repetition_penalty_B=column("repetition_penalty"),
+            presence_penalty_B=column("presence_penalty"),
+            frequency_penalty_B=column("frequency_penalty"),
+            starts=starts,
+            ids_E=np.concatenate([some.ids_E for some in edits]),
+            bias_E=np.concatenate([some.bias_E for some in edits]),
+            counts_E=np.concatenate([some.counts_E for some in edits]),
+            seen_E=np.concatenate([some.seen_E for some in edits]),
+        )
 
     def row(self, index: int) -> Rule:
         """The rule of one row."""
-        start, stop = self.starts[index], self.starts[index + 1]
-        numbers = (float(column[index]) for column in self[:7])
-        rule = Rule(*numbers, Edits(*(array[start:stop] for array in self[8:])))
-        return rule._replace(top_k=int(rule.top_k))
+        some = slice(self.starts[index], self.starts[index + 1])
+        return Rule(
+            temperature=float(self.temperature_B[index]),
+            top_k=int(self.top_k_B[index]),
+            top_p=float(self.top_p_B[index]),
+            min_p=float(self.min_p_B[index]),
+            repetition_penalty=float(self.repetition_penalty_B[index]),
+            presence_penalty=float(self.presence_penalty_B[index]),
+            frequency_penalty=float(self.frequency_penalty_B[index]),
+            edits=Edits(self.ids_E[some], self.bias_E[some], self.counts_E[some], self.seen_E[some]),
+        )
 
 
 class Drawn(NamedTuple):

@@ -54,9 +54,7 @@ def test_half_precision_becomes_float32(folder: Path, dtype: torch.dtype) -> Non
 
 
 def test_missing_parts_are_named(folder: Path) -> None:
-    with pytest.raises(
-        UsageError, match="no such|cannot be read: No such file or directory; a model folder needs a config.json"
-    ):
+    with pytest.raises(UsageError, match="No such file or directory; a model folder needs a config"):
         load_model(folder / "nowhere")
     weights = load_file(folder / "model.safetensors")
     norm = weights.pop("model.norm.weight")
