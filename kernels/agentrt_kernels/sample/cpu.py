@@ -44,29 +44,22 @@ def _sample(
 
 @ordered()
 def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any) -> None:
-    temperature = rules.temperature_B[row]
-    w_V = np.empty(logits_V.shape[0], dtype=np.float64)
+    x_V, w_V = np.empty(logits_V.shape[0], dtype=np.float64), np.empty(logits_V.shape[0], dtype=np.float64)
     peak = _peak(logits_V)
-    total = _exponentials(logits_V, peak, 1.0, w_V)
-    if not (math.isfinite(peak) and math.isfinite(total)):
-        return
+    for v in range(x_V.shape[0]):
+        x_V[v] = logits_V[v]
+    total = _exponentials(x_V, peak, 1.0, w_V)
     raw_peak, raw_total = peak, total
     if rules.starts[row + 1] > rules.starts[row]:
-        # Edited values live in float64, where the edits are made; one more array, on this rarer path only.
-        x_V = logits_V.astype(np.float64)
-        _edit(x_V, rules, row)
-        peak = x_V.max()
-        if not math.isfinite(peak):
-            return
+        peak = _edit(x_V, rules, row)
         total = _exponentials(x_V, peak, 1.0, w_V)
-        token, mass, kept = _draw(x_V, peak, total, w_V, temperature, rules, row, seed, position)
-        x = x_V[token]
-    else:
-        token, mass, kept = _draw(logits_V, peak, total, w_V, temperature, rules, row, seed, position)
-        x = np.float64(logits_V[token])
+    if not (math.isfinite(peak) and math.isfinite(total)):
+        return
+    temperature = rules.temperature_B[row]
+    token, mass, kept = _draw(x_V, peak, total, w_V, temperature, rules, row, seed, position)
     drawn.ids_B[row] = token
     scale = 1.0 if temperature < GREEDY_BELOW else temperature
-    drawn.logprobs_B[row] = (x - peak) / scale - math.log(kept)
+    drawn.logprobs_B[row] = (x_V[token] - peak) / scale - math.log(kept)
     drawn.raw_logprobs_B[row] = np.float64(logits_V[token]) - raw_peak - math.log(raw_total)
     drawn.kept_logmass_B[row] = math.log(kept / mass)
 
@@ -91,7 +84,8 @@ def _draw(
 
 
 @ordered()
-def _edit(x_V: Any, rules: Any, row: int) -> None:
+def _edit(x_V: Any, rules: Any, row: int) -> float:
+    """Apply the row's edits; the largest value then."""
     for e in range(rules.starts[row], rules.starts[row + 1]):
         token = rules.ids_E[e]
         if token < x_V.shape[0]:
@@ -101,6 +95,10 @@ def _edit(x_V: Any, rules: Any, row: int) -> None:
                 x = x / penalty if x > 0 else x * penalty
             presence = rules.presence_penalty_B[row] if rules.counts_E[e] > 0 else 0.0
             x_V[token] = x - presence - rules.frequency_penalty_B[row] * rules.counts_E[e]
+    peak = -math.inf
+    for v in range(x_V.shape[0]):
+        peak = max(peak, x_V[v])
+    return peak
 
 
 @ordered()
@@ -123,7 +121,7 @@ def _exponentials(x_V: Any, peak: float, scale: float, w_V: Any) -> float:
     """w = e^((x - peak) * scale); returns their sum, which is NaN if any is."""
     total = 0.0
     for v in range(w_V.shape[0]):
-        w = exp64((np.float64(x_V[v]) - peak) * scale)
+        w = exp64((x_V[v] - peak) * scale)
         w_V[v] = w
         total += w
     return total
@@ -175,13 +173,37 @@ def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
             found += 1
         elif b > cut:
             w_V[v] = 0.0
-    tied = tied[:found]
-    for v in tied[np.argsort(-w_V[tied], kind="mergesort")]:
-        if above >= count or before >= mass:
-            w_V[v] = 0.0
+    for root in range(found // 2 - 1, -1, -1):
+        _sift(tied, w_V, root, found)
+    while found > 0 and above < count and before < mass:
         above += 1
-        before += w_V[v]
+        before += w_V[tied[0]]
+        found -= 1
+        tied[0] = tied[found]
+        _sift(tied, w_V, 0, found)
+    for v in tied[:found]:
+        w_V[v] = 0.0
     return before
+
+
+@ordered()
+def _sift(heap: Any, w_V: Any, root: int, size: int) -> None:
+    """Put the id at `root` in its place in a heap whose top is the first in the ranking."""
+    while True:
+        child = 2 * root + 1
+        if child >= size:
+            return
+        if child + 1 < size and _ranks_before(w_V, heap[child + 1], heap[child]):
+            child += 1
+        if not _ranks_before(w_V, heap[child], heap[root]):
+            return
+        heap[root], heap[child] = heap[child], heap[root]
+        root = child
+
+
+@ordered()
+def _ranks_before(w_V: Any, a: int, b: int) -> bool:
+    return w_V[a] > w_V[b] or (w_V[a] == w_V[b] and a < b)
 
 
 @ordered()
