@@ -15,13 +15,14 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
         self.decoder, self.page_size = decoder, spec.page_size
         self.num_pages = -(-spec.kv_tokens // spec.page_size)
-        self._stride = decoder.page_layout(spec.page_size).page_stride
-        self._pool = torch.zeros(self.num_pages * self._stride, dtype=torch.float32, device=decoder.device)
+        self._layout = decoder.page_layout(spec.page_size)
+        self._pool = torch.zeros(self.num_pages * self._layout.page_stride, dtype=torch.float32, device=decoder.device)
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         logits_MV = self.decoder.forward(
             *(torch.from_numpy(array).to(self.decoder.device) for array in batch[:4]),
             self._pool,
+            self._layout,
             torch.from_numpy(batch.out_rows_M).to(self.decoder.device),
         )
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
@@ -31,4 +32,5 @@ class ModelRunner:
         self._page(target).copy_(self._page(source))
 
     def _page(self, page: int) -> torch.Tensor:
-        return self._pool[page * self._stride : (page + 1) * self._stride]
+        stride = self._layout.page_stride
+        return self._pool[page * stride : (page + 1) * stride]
