@@ -16,16 +16,19 @@ class ToolCall(msgspec.Struct, frozen=True):
     name: str
     arguments: dict[str, Any] = {}
     error: str = ""
+    id: str = ""
+    """The model's own mark of the call, in formats that have one; its result is answered with the same mark."""
 
 
 class Message(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message. `name` is the tool's on a tool message; `calls` and `reasoning` belong to assistant messages."""
+    """One message. Tool messages have `name` and `call_id`, assistant messages `calls` and `reasoning`."""
 
     role: Role
     content: str
     name: str = ""
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
+    call_id: str = ""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):

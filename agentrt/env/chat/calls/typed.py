@@ -1,0 +1,49 @@
+"""Types of arguments that a format writes as bare text: from the tool's JSON schema, by the `jsonschema` library."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from agentrt.env.chat.calls import exact
+from agentrt.env.chat.message import ToolCall
+
+
+def typed_call(name: str, pairs: list[tuple[str, str]], parameters: Mapping[str, Any] | None) -> ToolCall:
+    """The call with each text as the value that it stands for; a parameter that is there twice is an error."""
+    arguments: dict[str, Any] = {}
+    for key, text in pairs:
+        if key in arguments:
+            return ToolCall(name, error=f"the parameter {key!r} is there twice")
+        arguments[key] = typed(text, key, parameters or {})
+    return exact.checked(name, arguments)
+
+
+def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
+    """`text` itself where the schema of the parameter `name` admits it as a string, else the JSON value it spells.
+
+    What fits neither way stays text: checking the call against the schema then says what is wrong. A parameter that the
+    schema does not name is text.
+    """
+    schema = parameters.get("properties", {}).get(name)
+    if schema is None or _admits(parameters, schema, text):
+        return text
+    try:
+        value = exact.value_of(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if _admits(parameters, schema, value) else text
+
+
+def _admits(parameters: Mapping[str, Any], schema: Any, value: Any) -> bool:
+    validator = _validator(msgspec.json.encode(parameters))
+    return bool(validator.evolve(schema=schema).is_valid(value))
+
+
+@lru_cache(maxsize=256)
+def _validator(parameters: bytes) -> Any:
+    from jsonschema.validators import validator_for  # here, because it takes 0.2 s and only such formats need it
+
+    schema = msgspec.json.decode(parameters)
+    return validator_for(schema)(schema)
