@@ -16,7 +16,7 @@ def describe(
 
     Examples: [cyan]agentrt describe[/cyan], [cyan]agentrt describe calculator[/cyan], [cyan]agentrt describe my_env.py[/cyan]
     """
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if not environment:
         console.print("\n".join(registry.names()))
         return

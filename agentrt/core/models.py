@@ -23,4 +23,4 @@ def find_model(name: str) -> Path:
     if Path(name).is_dir():
         raise UsageError(f"model {name}: the folder has no config.json; give the folder of a Hugging Face model")
     known = {path.parent.name for base in (SHIPPED, cache_folder()) for path in base.glob("*/config.json")}
-    raise UsageError(f"unknown model {name!r}; {nearest(name, known)} A folder with a model works too.")
+    raise UsageError(f"unknown model {name!r}; {nearest(name, known)} (a folder with a model works too)")

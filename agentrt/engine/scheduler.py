@@ -8,6 +8,8 @@ the step computes some of the difference; where it computes the last known id, i
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from agentrt.engine.forecast import Growth, peak_pages
+
 
 class Demand(NamedTuple):
     """What the scheduler knows of one sequence; `index` names it in the plan."""
@@ -18,9 +20,7 @@ class Demand(NamedTuple):
     pages: int
     """Pages in its table."""
     growth: int
-    """Ids it may still sample."""
-    is_preempted: bool = False
-    """It ran before and lost its place; it is admitted again only with room for all its growth."""
+    """Ids it is expected to sample still."""
     group: str = ""
 
     @property
@@ -71,45 +71,49 @@ def plan_step(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Ca
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
     chunks = [Chunk(demand.index, 1) for demand in decodes]
-    promised = len(running)  # a page of growth for each
-    in_prefill: set[str] = set()
     for demand in running:
-        if demand.missing > 1:
-            count = _chunk(demand, left)
+        if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
-            promised += _pages_more(demand, demand.missing, capacity) - _pages_more(demand, count, capacity)
-            in_prefill.add(demand.group)
-            if count:
-                chunks.append(Chunk(demand.index, count))
-    admitted, lacking = _admit(waiting, left, len(running), promised, in_prefill)
+            chunks.append(Chunk(demand.index, count))
+    admitted, lacking = _admit(running, waiting, left, capacity)
     if running and not chunks and not admitted:
         return Plan([], [], lacking=1, is_stuck=True)
     return Plan(chunks, admitted, lacking)
 
 
 def _admit(
-    waiting: Sequence[Demand], left: Capacity, num_running: int, promised: int, in_prefill: set[str]
+    running: Sequence[Demand], waiting: Sequence[Demand], left: Capacity, capacity: Capacity
 ) -> tuple[list[Chunk], int]:
-    """Waiting sequences whose whole prompt fits beside what is promised, and the pages that the first left out lacks.
+    """Waiting sequences that fit beside what runs, now and by forecast, and the pages that the first left out lacks.
 
     One that does not fit stops the line, so that nobody overtakes it for ever. A new sequence of a group whose prompt is
     being computed waits for it: it will find that prompt in the prefix cache.
     """
     admitted: list[Chunk] = []
+    together = list(running)
+    in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in waiting:
-        if left.rows <= 0 or num_running + len(admitted) >= left.sequences:
+        if left.rows <= 0 or len(together) >= left.sequences:
             break
         if demand.group and demand.group in in_prefill and demand.computed == 0:
             continue
-        need = _pages_more(demand, demand.missing + (demand.growth if demand.is_preempted else 0), left)
-        if need + promised > left.pages:
-            return admitted, need + promised - left.pages
+        lacking = _forecast([*together, demand], left.rows, capacity) - capacity.pages
+        if lacking > 0:
+            return admitted, lacking
         count = _chunk(demand, left)
+        if not count:
+            break
         left = _less(left, demand, count)
-        promised += 1 + need - _pages_more(demand, count, left)
-        in_prefill.add(demand.group)
         admitted.append(Chunk(demand.index, count))
+        together.append(demand)
+        in_prefill.add(demand.group)
     return admitted, 0
+
+
+def _forecast(demands: Sequence[Demand], rows: int, capacity: Capacity) -> int:
+    """The most pages that these will need at one time beyond those in their tables. A prompt takes steps by its length."""
+    growths = [Growth(demand.known, demand.growth, -(-(demand.missing - 1) // rows)) for demand in demands]
+    return peak_pages(growths, capacity.page_size) - sum(demand.pages for demand in demands)
 
 
 def _pages_more(demand: Demand, count: int, capacity: Capacity) -> int:

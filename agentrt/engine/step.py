@@ -17,11 +17,16 @@ from numpy.typing import NDArray
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
+from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.lease import KVCache, Lease
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.sampler import sample
 from agentrt.engine.scheduler import Capacity, Demand, plan_step
 from agentrt.engine.sequence import Sequence
+
+
+RESERVE_AFTER = 3
+"""Preemptions after which a sequence comes back only with room for all it may still sample."""
 
 
 class Runner(Protocol):
@@ -62,6 +67,7 @@ class EngineCore:
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
         self._totals = _Totals()
+        self._lengths = Lengths()
 
     @property
     def is_idle(self) -> bool:
@@ -184,13 +190,15 @@ class EngineCore:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         sequence.ended = time.perf_counter()
+        if sequence.finish_reason != "abort":
+            self._lengths.add(sequence.num_sampled)
 
     def _demand(self, index: int, sequence: Sequence) -> Demand:
         lease = sequence.lease
         growth = sequence.max_tokens - sequence.num_sampled
-        return Demand(
-            index, len(sequence.tokens), lease.computed, len(lease.pages), growth, sequence.preemptions > 0, sequence.group
-        )
+        if sequence.preemptions < RESERVE_AFTER:
+            growth = self._lengths.left(sequence.num_sampled, sequence.max_tokens)
+        return Demand(index, len(sequence.tokens), lease.computed, len(lease.pages), growth, sequence.group)
 
     def _capacity(self) -> Capacity:
         return Capacity(self.spec.step_tokens, self.spec.max_batch, self.cache.num_available, self.cache.page_size)

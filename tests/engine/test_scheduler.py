@@ -3,6 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrt.engine.forecast import Growth, Lengths, peak_pages
 from agentrt.engine.scheduler import Capacity, Chunk, Demand, Plan, plan_step
 
 
@@ -27,7 +28,7 @@ def test_a_waiting_prompt_gets_the_rows_that_running_ones_leave() -> None:
 
 def test_arrival_order_holds_also_for_a_prompt_that_does_not_fit() -> None:
     plan = plan_step([], [demand(0, 400), demand(1, 4)], capacity(rows=500, pages=50))
-    assert plan == Plan([], [], lacking=50)
+    assert plan == Plan([], [], lacking=52)
 
 
 def test_decodes_that_lack_pages_void_the_plan() -> None:
@@ -40,10 +41,42 @@ def test_a_running_prompt_without_a_page_is_stuck() -> None:
     assert plan_step([demand(0, 12, 8)], [], capacity(pages=0)) == Plan([], [], lacking=1, is_stuck=True)
 
 
-def test_one_that_was_preempted_comes_back_only_with_room_for_all_its_growth() -> None:
-    waiting = [demand(0, 8, growth=16, is_preempted=True)]
+def test_a_prompt_is_admitted_with_room_for_its_growth() -> None:
+    waiting = [demand(0, 8, growth=16)]
     assert plan_step([], waiting, capacity(pages=5)).lacking == 1
     assert plan_step([], waiting, capacity(pages=6)).admitted == [Chunk(0, 8)]
+
+
+def test_pages_that_others_free_in_time_are_room() -> None:
+    soon_over = [demand(0, 32, 31, growth=1)]
+    assert plan_step(soon_over, [demand(0, 8, growth=16)], capacity(pages=4)).admitted == [Chunk(0, 8)]
+    long_lived = [demand(0, 32, 31, growth=16)]
+    assert plan_step(long_lived, [demand(0, 8, growth=16)], capacity(pages=4)).lacking == 6
+
+
+def test_the_articles_figure() -> None:
+    """Pages of 10, capacity 12, 7 ids a time unit. At time 2, A has ended; D's prompt of 10 takes one unit, until 3."""
+    b, c, d = Growth(28, 14), Growth(28, 28), Growth(10, 21, delay=7)
+    assert peak_pages([Growth(10, 14), Growth(14, 28), Growth(14, 42)], 10) == 2 * 5
+    assert peak_pages([b, c, d], 10) == 12
+    assert peak_pages([Growth(38, 4), Growth(38, 18), Growth(13, 18)], 10) == 12
+
+
+def test_the_articles_figure_page_by_page() -> None:
+    def in_use(*known: int) -> int:
+        return sum(capacity()._replace(page_size=10).pages_for(ids) for ids in known)
+
+    def decoding(index: int, known: int, growth: int) -> Demand:
+        return Demand(index, known, known - 1, -(-(known - 1) // 10), growth)
+
+    assert in_use(17, 21, 21) == 8
+    assert in_use(13, 38, 38) == 10
+    assert in_use(17, 42, 42) == 12
+    assert in_use(27, 52) == 9
+    running, waiting = [decoding(0, 28, 14), decoding(1, 28, 28)], [Demand(0, 10, 0, 0, 21)]
+    room = Capacity(rows=4, sequences=4, pages=12 - 6, page_size=10)
+    assert plan_step(running, waiting, room).admitted == [Chunk(0, 2)]
+    assert plan_step(running, waiting, room._replace(pages=11 - 6)).lacking == 1
 
 
 def test_siblings_wait_for_the_first_members_prompt() -> None:
@@ -59,15 +92,15 @@ def test_no_more_sequences_than_allowed() -> None:
     assert len(plan_step([demand(0, 5, 4)], waiting, capacity(sequences=3)).admitted) == 2
 
 
-DEMANDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), st.integers(1, 20), st.booleans()), max_size=6)
+DEMANDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), st.integers(1, 20)), max_size=6)
 
 
 @given(DEMANDS, DEMANDS, st.integers(8, 40), st.integers(0, 40))
 def test_a_plan_never_takes_more_than_there_is(
-    run: list[tuple[int, int, int, bool]], wait: list[tuple[int, int, int, bool]], rows: int, pages: int
+    run: list[tuple[int, int, int]], wait: list[tuple[int, int, int]], rows: int, pages: int
 ) -> None:
-    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth, _) in enumerate(run)]
-    waiting = [demand(i, known, growth=growth, is_preempted=flag) for i, (known, _, growth, flag) in enumerate(wait)]
+    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth) in enumerate(run)]
+    waiting = [demand(i, known, growth=growth) for i, (known, _, growth) in enumerate(wait)]
     plan = plan_step(running, waiting, capacity(rows=rows, pages=pages))
     chunks = [(running[i], n) for i, n in plan.running] + [(waiting[i], n) for i, n in plan.admitted]
     assert sum(count for _, count in chunks) <= rows
@@ -77,3 +110,30 @@ def test_a_plan_never_takes_more_than_there_is(
         assert {i for i, d in enumerate(running) if d.missing == 1} <= {i for i, _ in plan.running}
     if running and plan.is_stuck:
         assert plan.lacking > 0
+
+
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40), st.integers(0, 9)), max_size=8), st.integers(1, 8))
+def test_the_forecast_is_what_a_simulation_finds(numbers: list[tuple[int, int, int]], page_size: int) -> None:
+    growths = [Growth(*one) for one in numbers]
+    last = max((growth.delay + growth.steps for growth in growths), default=0)
+    simulated = [
+        sum(
+            -(-(one.tokens + min(max(step - one.delay, 0), one.steps)) // page_size)
+            for one in growths if step <= one.delay + one.steps
+        ) for step in range(last + 1)
+    ]  # fmt: skip
+    assert peak_pages(growths, page_size) == max(simulated)
+
+
+def test_lengths_are_learned_from_the_turns_that_ended() -> None:
+    lengths = Lengths()
+    assert lengths.left(5, 100) == 95
+    for length in range(1, 101):
+        lengths.add(length)
+    assert lengths.left(0, 512) == 90
+    assert lengths.left(50, 512) == 45
+    assert lengths.left(0, 20) == 20
+    assert lengths.left(100, 512) == 412
+    for _ in range(600):
+        lengths.add(7)
+    assert lengths.left(0, 512) == 7
