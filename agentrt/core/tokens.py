@@ -7,7 +7,7 @@ another branch.
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 NOT_SAMPLED = -1
 """The version of an id that no policy sampled."""
@@ -25,7 +25,7 @@ class Ids(IntArray):
     __slots__ = ()
 
     def __new__(cls, items: Iterable[int] = ()) -> "Ids":
-        return array.__new__(cls, "i", items)
+        return cast(Ids, array.__new__(cls, "i", items))
 
 
 class Mask(IntArray):
@@ -34,7 +34,7 @@ class Mask(IntArray):
     __slots__ = ()
 
     def __new__(cls, items: Iterable[int] = ()) -> "Mask":
-        return array.__new__(cls, "b", items)
+        return cast(Mask, array.__new__(cls, "b", items))
 
 
 class Floats(FloatArray):
@@ -43,7 +43,7 @@ class Floats(FloatArray):
     __slots__ = ()
 
     def __new__(cls, items: Iterable[float] = ()) -> "Floats":
-        return array.__new__(cls, "f", items)
+        return cast(Floats, array.__new__(cls, "f", items))
 
 
 class Tokens:

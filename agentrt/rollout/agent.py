@@ -73,6 +73,7 @@ class Agent:
     async def call(self, *calls: ToolCall) -> list[Message]:
         """See `agentrt.env.environment.Agent.call`."""
         episode, turn = self.episode, len(self._turns) - 1
+        episode.require_running()
         reason = episode.budget.admit(len(calls))
         if reason is not None:
             episode.stop(reason)

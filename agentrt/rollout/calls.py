@@ -18,7 +18,8 @@ from agentrt.env.tool import Tool
 from agentrt.sandbox.result import ToolResult
 
 OK = "ok"
-UNKNOWN_TOOL, MALFORMED, BAD_ARGUMENTS, CANCELLED = "unknown_tool", "malformed", "bad_arguments", "cancelled"
+UNKNOWN_TOOL, MALFORMED, BAD_ARGUMENTS = "unknown_tool", "malformed", "bad_arguments"
+CANCELLED, INFRA = "cancelled", "infra"
 
 
 class ToolRunner(Protocol):
@@ -49,25 +50,27 @@ def refusal(call: ToolCall, tools: Mapping[str, Tool], turn: int) -> CallRecord 
 async def run_calls(
     calls: Sequence[ToolCall], tools: Mapping[str, Tool], runner: ToolRunner, seconds: float, records: list[CallRecord]
 ) -> None:
-    """Run `calls`, side by side, and put the record of each in its place in `records`, also of one that is cancelled.
+    """Run `calls`, side by side, and put the record of each in its place in `records`.
 
-    `records` holds one entry for each call: that of a refused one stays as it is.
+    `records` holds one entry for each call: that of a refused one stays as it is, and so does that of one that is
+    cancelled while it runs. Raises `SandboxFailure`, after all have ended, if one could not be run.
     """
     waiting = [index for index, record in enumerate(records) if record.outcome == CANCELLED]
 
     async def run(index: int) -> None:
         call = calls[index]
         result = await runner.call(tools[call.name].argv, call.arguments, seconds=seconds)
-        if result.outcome == "infra":
-            raise SandboxFailure(result.text)
         records[index] = _record(records[index].turn, call, result, seconds)
 
-    if len(waiting) == 1:
+    if len(waiting) == 1:  # the usual case needs no task group
         await run(waiting[0])
-        return
-    async with anyio.create_task_group() as side_by_side:
-        for index in waiting:
-            side_by_side.start_soon(run, index)
+    else:
+        async with anyio.create_task_group() as side_by_side:
+            for index in waiting:
+                side_by_side.start_soon(run, index)
+    for record in records:
+        if record.outcome == INFRA:
+            raise SandboxFailure(record.result)
 
 
 def cancelled(call: ToolCall, turn: int) -> CallRecord:
@@ -86,7 +89,7 @@ def _record(turn: int, call: ToolCall, result: ToolResult, seconds: float) -> Ca
 def _shown(result: ToolResult, seconds: float) -> str:
     """What the model reads: the result, and after a failure also why and what the tool said on standard error."""
     match result.outcome:
-        case "ok":
+        case "ok" | "infra":
             return result.text
         case "tool_error":
             return f"error: {result.text}"
@@ -94,6 +97,8 @@ def _shown(result: ToolResult, seconds: float) -> str:
             end = f"timed out after {seconds:g} s"
         case "signal":
             end = f"ended by signal {-(result.exit_code or 0)}"
-        case _:
+        case "exit_nonzero":
             end = f"exit code {result.exit_code}"
+        case limit:
+            end = f"ended by its {limit} limit"
     return "\n".join(part.rstrip("\n") for part in (result.text, result.stderr, f"error: {end}") if part)

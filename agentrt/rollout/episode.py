@@ -48,8 +48,8 @@ class Episode:
     """Implements `agentrt.env.environment.Episode`. A context manager: leaving it closes the sessions of its agents."""
 
     __slots__ = (
-        "_agents", "_calls", "_given", "_member", "_seen", "_sessions", "budget", "metrics", "runner", "seed", "setup",
-        "state", "stop_reason", "task", "timing",
+        "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "metrics", "runner",
+        "seed", "setup", "state", "stop_reason", "task", "timing",
     )  # fmt: skip
 
     def __init__(self, setup: Setup, task: Task, member: int, seed: int, runner: ToolRunner) -> None:
@@ -65,6 +65,7 @@ class Episode:
         self._seen: set[tuple[str, bytes]] = set()
         """The calls made so far."""
         self._sessions = ExitStack()
+        self._is_over = False
 
     def __repr__(self) -> str:
         return f"<Episode {self.task.id} member {self._member}, {self.stop_reason or 'running'}>"
@@ -73,6 +74,7 @@ class Episode:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._is_over = True
         self._sessions.close()
 
     @property
@@ -104,16 +106,24 @@ class Episode:
 
     def stop(self, reason: StopReason) -> NoReturn:
         """See `agentrt.env.environment.Episode.stop`. The first reason counts."""
+        self.require_running()
         self.stop_reason = self.stop_reason or reason
         raise EpisodeEnd
 
     def raise_if_ended(self) -> None:
         """Raise `EpisodeEnd` if there can be no further turn."""
+        self.require_running()
         if self.stop_reason is not None:
             raise EpisodeEnd
 
+    def require_running(self) -> None:
+        """Raise if the sessions are closed: rewards see an episode that is over."""
+        if self._is_over:
+            raise RuntimeError("the episode is over: a reward or metric reads it and cannot go on with it")
+
     def opened(self, name: str, session: Session, messages: tuple[Message, ...]) -> Agent:
         """A new agent over `session`, which this episode enters and leaves."""
+        self.require_running()
         if name in self._agents:
             raise ValueError(f"the episode has an agent {name!r} already; branches of one episode have different names")
         agent = Agent(self, name, self._sessions.enter_context(session), messages)

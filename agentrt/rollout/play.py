@@ -16,6 +16,7 @@ from contextlib import ExitStack
 import anyio
 import msgspec
 import structlog
+from structlog.contextvars import bound_contextvars
 
 from agentrt.core import clock, seeds
 from agentrt.core.errors import EnvironmentFailure, EpisodeError, SandboxFailure, attributed_to
@@ -84,7 +85,7 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finish
     seed = seeds.derive(setup.seed, task.id, member, attempt)
     runner = setup.sandboxes()
     episode, scores = Episode(setup, task, member, seed, runner), Scores()
-    with ExitStack() as stack:
+    with bound_contextvars(task=task.id, member=member), ExitStack() as stack:
         failure = _enter(stack, runner)
         if failure is None:
             with episode:
@@ -94,8 +95,9 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finish
             scores = await setup.rubric.score(episode, setup.limits.score_seconds)
             episode.add_given_reward(scores)
             episode.timing.scoring = clock.now() - scoring
-    if failure is not None:
-        episode.stop_reason = StopReason.ERROR
+        if failure is not None:
+            episode.stop_reason = StopReason.ERROR
+            log.info("episode_failed", boundary=failure.boundary, type=failure.type, message=failure.message)
     episode.timing.total = clock.now() - started
     return Finished(episode, member, attempt, failure, scores)
 
@@ -120,7 +122,7 @@ async def _roll_out(episode: Episode) -> Failure | None:
             except BaseException as error:
                 if wall.cancel_called:
                     stack = "".join(traceback.format_tb(error.__traceback__))
-                    log.warning("episode_deadline", episode=repr(episode), seconds=seconds, stuck_at=stack)
+                    log.warning("episode_deadline", seconds=seconds, stuck_at=stack)
                 raise
     except EpisodeEnd:
         pass
@@ -147,13 +149,13 @@ async def _program(episode: Episode) -> None:
 
 
 def failure_of(error: Exception) -> Failure:
-    """Whose failure it was and what was raised. A group of one is its one; user code that raised is the environment."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+    """Whose failure it was and what was raised; of a group its first, with the traceback of all."""
+    stack = "".join(traceback.format_exception(error))
+    while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     boundary = error.boundary if isinstance(error, EpisodeError) else EnvironmentFailure.boundary
     return Failure(
-        boundary=boundary, type=type(error).__name__, message=_unicode(str(error)),
-        traceback=_unicode("".join(traceback.format_exception(error))),
+        boundary=boundary, type=type(error).__name__, message=_unicode(str(error)), traceback=_unicode(stack)
     )  # fmt: skip
 
 

@@ -1,0 +1,156 @@
+"""The loop with real processes, and with sandboxes that fail."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import anyio
+import pytest
+
+from agentrt import Environment, Limits, Message, StopReason, Task, reward, tool
+from agentrt.core.records import EpisodeRecord
+from agentrt.env.environment import Agent, Episode
+from agentrt.rollout.play import run_episode
+from agentrt.rollout.setup import Setup
+from agentrt.sandbox.result import ToolResult
+from agentrt.sandbox.sandbox import Sandbox
+from agentrt.testing import FakeSandbox, ScriptedEngine, called, fake_tool, said, stage
+
+pytestmark = pytest.mark.anyio
+TASK = Task("t", (Message("user", "q"),))
+
+
+class Shipped(Environment):
+    tools = (tool("calculator"), tool("kv"))
+
+    async def tasks(self, split: str) -> AsyncIterator[Task]:
+        yield TASK
+
+    @reward
+    async def one(self, episode: Episode) -> float:
+        return 1.0
+
+
+def with_processes(environment: Environment, *turns: str) -> Setup:
+    setup = stage(environment, ScriptedEngine([said(turn) for turn in turns]))
+    permits = anyio.CapacityLimiter(2)
+    setup.sandboxes = lambda: Sandbox(permits)
+    return setup
+
+
+async def test_the_shipped_tools_run() -> None:
+    setup = with_processes(
+        Shipped(),
+        called("calculator", '{"expression": "2 * (3 + 4)"}') + called("calculator", '{"expression": "1 / 0"}'),
+        called("kv", '{"op": "set", "key": "a", "value": "x"}'),
+        called("kv", '{"op": "get", "key": "a"}'),
+        "done",
+    )
+    records: list[EpisodeRecord] = []
+
+    async def one(member: int) -> None:
+        records.append(await run_episode(setup, TASK, member=member))
+
+    async with anyio.create_task_group() as episodes:
+        episodes.start_soon(one, 0)
+        episodes.start_soon(one, 1)
+    for record in records:
+        assert [call.outcome for call in record.calls] == ["ok", "tool_error", "ok", "ok"]
+        assert [call.result for call in record.calls] == ["14", "error: division by zero", "ok", "x"]
+        assert (record.reward, record.stop_reason) == (1.0, StopReason.COMPLETED)
+
+
+async def test_what_one_episode_stores_another_does_not_see() -> None:
+    storing = with_processes(Shipped(), called("kv", '{"op": "set", "key": "a", "value": "x"}'), "done")
+    listing = with_processes(Shipped(), called("kv", '{"op": "list"}'), "done")
+    first, second = await run_episode(storing, TASK), await run_episode(listing, TASK)
+    assert first.calls[0].outcome == "ok"
+    assert "a" not in second.calls[0].result
+
+
+class WithTool(Shipped):
+    tools = (fake_tool("f"),)
+
+
+async def test_a_sandbox_that_fails_is_no_answer_and_no_reward() -> None:
+    async def broken(arguments: Any) -> ToolResult:
+        return ToolResult(outcome="infra", text="no process could be started")
+
+    engine = ScriptedEngine([said(called("f") + called("f")), said("never")])
+    record = await run_episode(stage(WithTool(), engine, sandbox=FakeSandbox({"f": broken})), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.boundary, record.error.type) == ("error", "sandbox", "SandboxFailure")
+    assert (record.reward, len(engine.requests), engine.num_sessions) == (None, 1, 0)
+    assert sum(record.branches[0].mask) == len(said(called("f") + called("f")))
+
+
+async def test_a_sandbox_that_cannot_be_opened() -> None:
+    class Closed(FakeSandbox):
+        def __enter__(self) -> "Closed":
+            raise OSError(28, "No space left on device")
+
+    record = await run_episode(stage(WithTool(), ScriptedEngine([said("x")]), sandbox=Closed({})), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.boundary, record.branches) == ("error", "sandbox", [])
+    assert "No space left on device" in record.error.message
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        (ToolResult(outcome="ok", text="14"), "14"),
+        (ToolResult(outcome="tool_error", text="no such key"), "error: no such key"),
+        (ToolResult(outcome="exit_nonzero", text="out\n", stderr="err\n", exit_code=3), "out\nerr\nerror: exit code 3"),
+        (ToolResult(outcome="signal", text="", exit_code=-11), "error: ended by signal 11"),
+        (ToolResult(outcome="timeout", text="part\n", exit_code=124), "part\nerror: timed out after 20 s"),
+    ],
+)
+async def test_what_the_model_is_told(result: ToolResult, shown: str) -> None:
+    async def given(arguments: Any) -> ToolResult:
+        return result
+
+    engine = ScriptedEngine([said(called("f")), said("x")])
+    record = await run_episode(stage(WithTool(), engine, sandbox=FakeSandbox({"f": given})), TASK)
+    assert record.messages[2]["content"] == shown
+    assert record.calls[0].outcome == result.outcome
+
+
+async def test_failing_calls_are_no_progress() -> None:
+    engine = ScriptedEngine([said(called("g", f'{{"n": {n}}}')) for n in range(9)])
+    record = await run_episode(stage(WithTool(), engine, limits=Limits(max_idle_turns=2)), TASK)
+    assert (record.stop_reason, record.metrics["turns"]) == (StopReason.NO_PROGRESS, 2.0)
+
+
+async def test_a_reward_cannot_go_on_with_the_episode() -> None:
+    class Curious(WithTool):
+        @reward
+        async def one(self, episode: Episode) -> float:
+            await episode.main.sample(Message("user", "again"))
+            return 1.0
+
+        @reward
+        async def two(self, episode: Episode) -> float:
+            episode.agent("judge", Message("user", "good?"))
+            return 1.0
+
+        @reward
+        async def three(self, episode: Episode) -> float:
+            episode.stop(StopReason.MAX_TURNS)
+
+    engine = ScriptedEngine([said("x")] * 3)
+    record = await run_episode(stage(Curious(), engine), TASK)
+    assert (record.status, record.reward, record.stop_reason) == ("ok", None, StopReason.COMPLETED)
+    assert [score.score for score in record.rewards.values()] == [None, None, None]
+    assert record.reward_reason is not None
+    assert record.reward_reason.startswith("reward_raised: RuntimeError: the episode is over")
+    assert (len(engine.requests), engine.num_sessions) == (1, 0)
+
+
+async def test_text_that_is_no_unicode_ends_the_episode_and_not_the_run() -> None:
+    class Odd(WithTool):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await agent.sample(Message("user", "half \ud800"))
+
+    record = await run_episode(stage(Odd(), ScriptedEngine([said("x")])), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.type) == ("error", "UnicodeEncodeError")
+    assert [message["content"] for message in record.messages] == ["q"]
