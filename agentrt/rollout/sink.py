@@ -29,6 +29,11 @@ UNBOUNDED = "unbounded"
 log = structlog.get_logger(__name__)
 
 
+class _RunFile(msgspec.Struct, forbid_unknown_fields=True):
+    spec: dict[str, Any]
+    versions: dict[str, str]
+
+
 class StoredRun(NamedTuple):
     """What `run.toml` holds."""
 
@@ -40,10 +45,11 @@ def stored_run(path: Path) -> StoredRun:
     """Read the `run.toml` of a folder; `UsageError` if it is not one of ours."""
     if not (path / RUN).is_file():
         raise UsageError(f"{path}: not a run folder (it has no {RUN}); --resume takes the folder of an earlier run")
-    data = load_toml(path / RUN)
-    spec = dict(data.get("spec", {}))
-    spec["limits"] = {key: None if value == UNBOUNDED else value for key, value in spec.get("limits", {}).items()}
-    return StoredRun(convert(spec, RunSpec, f"{path / RUN}: spec"), dict(data.get("versions", {})))
+    data = convert(load_toml(path / RUN), _RunFile, str(path / RUN))
+    spec, limits = data.spec, data.spec.get("limits", {})
+    if isinstance(limits, dict):
+        spec["limits"] = {key: None if value == UNBOUNDED else value for key, value in limits.items()}
+    return StoredRun(convert(spec, RunSpec, f"{path / RUN}: spec"), data.versions)
 
 
 def require_same(path: Path, stored: RunSpec, given: RunSpec) -> None:
@@ -134,7 +140,12 @@ def _locked(path: Path) -> Iterator[None]:
 def _repair(path: Path) -> None:
     if not path.exists():
         return
-    tail = records.repair(path, EpisodeRecord)
+    try:
+        tail = records.repair(path, EpisodeRecord)
+    except RecordError:
+        raise
+    except OSError as error:
+        raise RecordError(f"{path}: cannot be written: {error.strerror}") from error
     if tail.torn:
         line = tail.kept + 1
         log.warning("torn_record", file=str(path), line=line, bytes=len(tail.torn), kept_in=str(tail.aside))

@@ -298,6 +298,22 @@ async def test_folders_that_are_refused(tmp_path: Path) -> None:
     assert sorted(path.name for path in foreign.iterdir()) == ["thesis.tex"]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "missing required field `spec`"),
+        ("spec = 3\n[versions]\n", "Expected `object`, got `int`"),
+        ("[versions]\n[spec]\nenvironment = 'x'\nlimits = 3\n", "limits: Expected `object`, got `int`"),
+        ("[versions]\n[spec]\nenvironment = 'x'\ngroup = 3\n", "unknown key group; did you mean 'groups'"),
+        ("spec = ", "not valid TOML"),
+    ],
+)
+async def test_a_run_toml_that_is_not_ours(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(UsageError, match=words):
+        stored_run(tmp_path)
+
+
 async def test_a_full_disk_ends_the_run_and_what_is_whole_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
