@@ -6,7 +6,7 @@ neither may be started: `refuse_in_virtual_time` is called where one would be.
 """
 
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import anyio
 
@@ -32,4 +32,4 @@ def refuse_in_virtual_time(what: str) -> None:
 
 def stamp() -> str:
     """The wall clock as an ISO 8601 string in UTC, for records and folder names."""
-    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

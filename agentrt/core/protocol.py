@@ -22,6 +22,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     token_ids: Ids
     logprobs: Floats
     """Under the law sampled from; at temperature 0 under the untempered one."""
+    raw_logprobs: Floats = msgspec.field(default_factory=Floats)
+    """Under the softmax of the model's own logits: no bias, penalty, temperature or cut."""
+    kept_logmass: Floats = msgspec.field(default_factory=Floats)
+    """Log of the tempered mass that min-p, top-k and top-p kept: tempered logprob = logprob + kept_logmass."""
     versions: Ids
     finish_reason: FinishReason
     """stop: an end id or a stop string; length: `max_tokens`; abort: the engine or the caller ended it."""
@@ -96,6 +100,12 @@ class Session(Protocol):
         `EngineFailure` when the engine itself fails.
         """
 
+    async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
+        """Append both, and return the logprob of each of `scored_ids` under the law: what sampling them would have recorded.
+
+        An id that the law cuts has the logprob -inf. Raises as `sample` does.
+        """
+
     def pause(self, tool: str) -> None:
         """Say that a tool runs now, so the engine may decide what becomes of the KV. `sample` ends the pause."""
 
@@ -115,9 +125,7 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def session(
-        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()
-    ) -> Session:
+    def session(self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()) -> Session:
         """A new session. `salt` keeps its KV apart from that of other salts; without `seed` a fresh one is drawn."""
 
     def statistics(self) -> EngineStatistics: ...

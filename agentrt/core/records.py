@@ -113,6 +113,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     truncated: bool = False
     total_bytes: int = 0
     decode_errors: int = 0
+    isolation: str = ""
+    """What was in force around it: `L3:mem=poll`."""
 
 
 class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,7 +209,9 @@ def repair(path: Path, kind: type[Any]) -> Tail:
             decode(line, kind)
         except msgspec.DecodeError as error:
             if any(other.strip() for _, other in rest):
-                raise RecordError(f"{path}, line {number}: not a record of ours: {error}; nothing was changed") from error
+                raise RecordError(
+                    f"{path}, line {number}: not a record of ours: {error}; nothing was changed"
+                ) from error
             torn = line
             break
         kept, end, needs_newline = kept + 1, start, not line.endswith(b"\n")
@@ -240,7 +244,9 @@ class Appender(Generic[T]):
                 raise OSError(28, "No space left on device")
         except OSError as error:
             os.ftruncate(self._fd, size)
-            raise RecordError(f"{self.path}: cannot be written: {error.strerror}; the records before are whole") from error
+            raise RecordError(
+                f"{self.path}: cannot be written: {error.strerror}; the records before are whole"
+            ) from error
 
     def close(self) -> None:
         if self._fd >= 0:

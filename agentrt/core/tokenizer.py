@@ -6,12 +6,15 @@ Built from a `tokenizer.json` of the Hugging Face `tokenizers` library. Its adde
 
 import json
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import tokenizers
 
 from agentrt.core.errors import UsageError
+
+SHORT = 16
+"""Characters of a text whose ids are remembered: what a chat template says between messages, again and again."""
 
 
 class Tokenizer:
@@ -26,6 +29,7 @@ class Tokenizer:
         self.vocab_size = max(self.vocab_size, 1 + max(self.special.values(), default=0))
         data["added_tokens"], data["post_processor"] = [], None
         self._text = tokenizers.Tokenizer.from_str(json.dumps(data))
+        self._encode_short = lru_cache(maxsize=4096)(self._encode)
         self._bytes = {token_id: text.encode() for text, token_id in self.special.items()}
 
     @classmethod
@@ -35,10 +39,15 @@ class Tokenizer:
         try:
             return cls(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}; a model folder needs a tokenizer.json") from error
+            raise UsageError(
+                f"{path}: cannot be read: {error.strerror}; a model folder needs a tokenizer.json"
+            ) from error
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text. No control token comes out, whatever the text says."""
+        return list(self._encode_short(text)) if len(text) <= SHORT else self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
         return ids
 

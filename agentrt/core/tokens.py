@@ -49,7 +49,7 @@ class Floats(FloatArray):
 class Tokens:
     """One branch's parallel arrays; they always have equal length."""
 
-    __slots__ = ("token_ids", "mask", "logprobs", "versions")
+    __slots__ = ("logprobs", "mask", "token_ids", "versions")
 
     def __init__(self) -> None:
         self.token_ids, self.mask, self.logprobs, self.versions = Ids(), Mask(), Floats(), Ids()

@@ -21,8 +21,9 @@ class Batch(NamedTuple):
     tables_SP: NDArray[np.int32]
     """Page tables, padded with -1."""
     out_rows_M: NDArray[np.int64]
-    """The rows whose logits are wanted, one for each sequence of `sampling`."""
-    sampling: list[Sequence]
+    """The rows whose logits are wanted, one for each entry of `readers`."""
+    readers: list[Sequence]
+    """Who samples from a row of logits, or scores the id that follows it."""
 
 
 def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
@@ -35,9 +36,21 @@ def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
         token_ids.append(np.array(sequence.tokens.token_ids[start : start + count], dtype=np.int64))
         positions.append(np.arange(start, start + count, dtype=np.int64))
         tables_SP[index, : len(sequence.lease.pages)] = sequence.lease.pages
-    last_rows = np.cumsum(counts) - 1
-    sampling = [index for index, (sequence, count) in enumerate(chunks) if count == sequence.num_uncomputed]
+    first_rows = np.cumsum([0, *counts[:-1]])
+    out = [
+        (first + row, sequence)
+        for first, (sequence, count) in zip(first_rows, chunks, strict=True)
+        for row in _read(sequence, count)
+    ]
     return Batch(
         np.concatenate(token_ids), np.concatenate(positions), np.repeat(np.arange(len(chunks), dtype=np.int32), counts),
-        tables_SP, last_rows[sampling], [chunks[index][0] for index in sampling],
+        tables_SP, np.array([row for row, _ in out], dtype=np.int64), [sequence for _, sequence in out],
     )  # fmt: skip
+
+
+def _read(sequence: Sequence, count: int) -> range:
+    """Which of a chunk's rows are read: the last known id's; for one that scores, those before each scored id, once."""
+    start = sequence.lease.computed
+    if sequence.num_scored:
+        return range(max(sequence.context_tokens - 1 + len(sequence.scores) - start, 0), count)
+    return range(count - 1, count) if count == sequence.num_uncomputed else range(0)

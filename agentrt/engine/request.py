@@ -23,7 +23,7 @@ def check_request(
     context = held + len(observed_ids)
     if context == 0:
         raise RequestError("observed_ids is empty and the session has no ids yet: there is nothing to continue")
-    if observed_ids and not (0 <= min(observed_ids) and max(observed_ids) < bounds.vocab_size):
+    if observed_ids and not (min(observed_ids) >= 0 and max(observed_ids) < bounds.vocab_size):
         wrong = next(token_id for token_id in observed_ids if not 0 <= token_id < bounds.vocab_size)
         raise RequestError(f"observed_ids holds {wrong}, and this model's ids are 0 to {bounds.vocab_size - 1}")
     if max_tokens < 1:

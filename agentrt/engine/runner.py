@@ -19,11 +19,11 @@ class ModelRunner:
         self._pool = torch.zeros(self.num_pages * self._layout.page_stride, dtype=torch.float32, device=decoder.device)
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
+        token_ids_N, positions_N, table_of_N, tables_SP, out_rows_M = (
+            torch.from_numpy(array).to(self.decoder.device) for array in batch[:5]
+        )
         logits_MV = self.decoder.forward(
-            *(torch.from_numpy(array).to(self.decoder.device) for array in batch[:4]),
-            self._pool,
-            self._layout,
-            torch.from_numpy(batch.out_rows_M).to(self.decoder.device),
+            token_ids_N, positions_N, table_of_N, tables_SP, self._pool, self._layout, out_rows_M
         )
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
         return logits

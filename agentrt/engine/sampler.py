@@ -3,15 +3,17 @@
 The law and the noise are `agentrt_kernels.sample`; here each sequence's parameters and history become its rule.
 """
 
+import math
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import numpy as np
-from agentrt_kernels.sample.cpu import sample as draw
-from agentrt_kernels.sample.rules import NO_EDITS, Edits, Rule, Rules
 from numpy.typing import NDArray
 
 from agentrt.engine.sequence import Sequence
+from agentrt_kernels.sample.cpu import sample as draw
+from agentrt_kernels.sample.reference import probabilities
+from agentrt_kernels.sample.rules import NO_EDITS, Edits, Rule, Rules
 
 
 class Drawn(NamedTuple):
@@ -19,6 +21,8 @@ class Drawn(NamedTuple):
 
     token_id: int
     logprob: float
+    raw_logprob: float
+    kept_logmass: float
 
 
 def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size: int) -> list[Drawn]:
@@ -26,7 +30,15 @@ def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size
     seeds_M = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
     positions_M = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
     drawn = draw(logits_MV, vocab_size, Rules.of([rule_of(sequence) for sequence in sequences]), seeds_M, positions_M)
-    return [Drawn(*pair) for pair in zip(drawn.ids_B.tolist(), drawn.logprobs_B.tolist(), strict=True)]
+    return [Drawn(*row) for row in zip(*(column.tolist() for column in drawn), strict=True)]
+
+
+def score(logits_V: NDArray[np.float32], sequence: Sequence, vocab_size: int) -> float:
+    """The logprob of the id that a sequence scores next; at temperature 0 the untempered one, as sampling records it."""
+    rule = rule_of(sequence)
+    p_V = probabilities(logits_V, rule._replace(temperature=1.0) if rule.is_greedy else rule, vocab_size)
+    p = float(p_V[sequence.next_scored])
+    return math.log(p) if p > 0 else -math.inf
 
 
 def rule_of(sequence: Sequence) -> Rule:

@@ -12,9 +12,9 @@ from agentrt.engine.forecast import Growth, peak_pages
 
 
 class Demand(NamedTuple):
-    """What the scheduler knows of one sequence; `index` names it in the plan."""
+    """What the scheduler knows of one sequence; `slot` is its place in the list, and names it in the plan."""
 
-    index: int
+    slot: int
     known: int
     computed: int
     pages: int
@@ -44,10 +44,10 @@ class Capacity(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Compute the next `count` ids of one sequence."""
+    """Compute the next `length` ids of one sequence."""
 
-    index: int
-    count: int
+    slot: int
+    length: int
 
 
 class Plan(NamedTuple):
@@ -70,11 +70,11 @@ def plan_step(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Ca
     )
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
-    chunks = [Chunk(demand.index, 1) for demand in decodes]
+    chunks = [Chunk(demand.slot, 1) for demand in decodes]
     for demand in running:
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
-            chunks.append(Chunk(demand.index, count))
+            chunks.append(Chunk(demand.slot, count))
     admitted, lacking = _admit(running, waiting, left, capacity)
     if running and not chunks and not admitted:
         return Plan([], [], lacking=1, is_stuck=True)
@@ -104,7 +104,7 @@ def _admit(
         if not count:
             break
         left = _less(left, demand, count)
-        admitted.append(Chunk(demand.index, count))
+        admitted.append(Chunk(demand.slot, count))
         together.append(demand)
         in_prefill.add(demand.group)
     return admitted, 0

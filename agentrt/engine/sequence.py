@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from agentrt.core.protocol import FinishReason
 from agentrt.core.spec import SamplingParams
-from agentrt.core.tokens import Tokens
+from agentrt.core.tokens import Floats, Tokens
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.stopping import StopStrings
 
@@ -16,14 +16,20 @@ class Sequence:
 
     tokens: Tokens
     params: SamplingParams
-    max_tokens: int
-    seed: int
+    max_tokens: int = 0
+    """Ids to sample at most; 0 for a request that scores."""
+    seed: int = 0
     """Keys the noise of this turn; the position in the sequence is the counter."""
     group: str = ""
     lease: Lease = field(init=False)
     """Given by `EngineCore.submit`."""
+    num_scored: int = 0
+    """The last ids of `tokens` are scored, this many; nothing is sampled then."""
     context_tokens: int = field(init=False)
-    """Ids before the first that this request samples."""
+    """Ids before the first that this request samples or scores."""
+    scores: Floats = field(default_factory=Floats)
+    raw_logprobs: Floats = field(default_factory=Floats)
+    kept_logmass: Floats = field(default_factory=Floats)
     counts: Counter[int] = field(default_factory=Counter)
     """How often each id was sampled in this turn, for the presence and frequency penalties."""
     seen: set[int] = field(default_factory=set)
@@ -43,19 +49,29 @@ class Sequence:
     """Seconds of `time.perf_counter`, like the three before; 0 for what did not happen."""
 
     def __post_init__(self) -> None:
-        self.context_tokens = len(self.tokens)
+        self.context_tokens = len(self.tokens) - self.num_scored
         self.stop_strings = StopStrings(self.params.stop)
         if self.params.repetition_penalty != 1:
-            self.seen.update(self.tokens.token_ids)
+            self.seen.update(self.tokens.token_ids[: self.context_tokens])
 
     @property
     def num_sampled(self) -> int:
-        return len(self.tokens) - self.context_tokens
+        return 0 if self.num_scored else len(self.tokens) - self.context_tokens
+
+    @property
+    def known(self) -> int:
+        """Ids whose KV this request needs: all, but for the last of a request that scores."""
+        return len(self.tokens) - (1 if self.num_scored else 0)
+
+    @property
+    def matchable(self) -> int:
+        """Ids whose KV may come from the prefix cache: the row before the first id to sample or score is computed."""
+        return (self.context_tokens if self.num_scored else len(self.tokens)) - 1
 
     @property
     def num_uncomputed(self) -> int:
         """Ids whose KV is missing: 1 while it decodes, more in its prefill."""
-        return len(self.tokens) - self.lease.computed
+        return self.known - self.lease.computed
 
     @property
     def is_decoding(self) -> bool:
@@ -69,11 +85,26 @@ class Sequence:
     def commit(self, token_id: int, logprob: float, version: int, text: bytes) -> None:
         """Append a sampled id, of which `text` is the bytes, and see whether the turn ends with it."""
         self.tokens.commit(token_id, logprob, version)
-        self.counts[token_id] += 1
-        if self.params.repetition_penalty != 1:
-            self.seen.add(token_id)
+        self._note(token_id)
         matched = token_id if token_id in self.params.stop_token_ids else self.stop_strings.feed(text)
         if matched is not None:
             self.finish_reason, self.matched_stop = "stop", matched
         elif self.num_sampled >= self.max_tokens:
             self.finish_reason = "length"
+
+    @property
+    def next_scored(self) -> int:
+        """The id that is scored next."""
+        return self.tokens.token_ids[self.context_tokens + len(self.scores)]
+
+    def score(self, logprob: float) -> None:
+        """Note the logprob of `next_scored`."""
+        self._note(self.next_scored)
+        self.scores.append(logprob)
+        if len(self.scores) == self.num_scored:
+            self.finish_reason = "length"
+
+    def _note(self, token_id: int) -> None:
+        self.counts[token_id] += 1
+        if self.params.repetition_penalty != 1:
+            self.seen.add(token_id)

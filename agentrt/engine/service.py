@@ -53,7 +53,9 @@ class EngineService:
     def info(self) -> EngineInfo:
         return self._info
 
-    def session(self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()) -> "LocalSession":
+    def session(
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()
+    ) -> "LocalSession":
         return LocalSession(self, seeds.fresh() if seed is None else seed, salt, hints)
 
     def statistics(self) -> EngineStatistics:
@@ -116,7 +118,7 @@ class EngineService:
                     self._finish(finished)
             for sequence in list(self._waiting):
                 self._abort(sequence)
-        except BaseException as error:  # noqa: BLE001 - it crosses to the loop and is raised there
+        except BaseException as error:
             self._crash = error
             self._finish(list(self._waiting))
 
@@ -196,6 +198,19 @@ class LocalSession:
             raise EngineFailure(sequence.error)
         return _completion(sequence)
 
+    async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
+        assert self._is_open, "a session is scored from inside its `with`"
+        check_request(observed_ids, len(self._tokens), params, len(scored_ids), self._service.bounds)
+        check_request(scored_ids, len(self._tokens) + len(observed_ids), params, 1, self._service.bounds)
+        self._tokens.observe([*observed_ids, *scored_ids])
+        sequence = EngineSequence(
+            tokens=self._tokens, params=params, num_scored=len(scored_ids), group=self._hints.group
+        )
+        await self._service.run(self, sequence)
+        if sequence.error or sequence.finish_reason == "abort":
+            raise EngineFailure(sequence.error or "the engine ended before it had scored")
+        return sequence.scores
+
     def pause(self, tool: str) -> None:
         """Nothing to decide yet: an idle lease stays until its pages are needed."""
 
@@ -229,7 +244,9 @@ def _completion(sequence: EngineSequence) -> Completion:
     assert sequence.finish_reason is not None
     first_token = sequence.first_token or sequence.ended
     return Completion(
-        token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]), versions=Ids(tokens.versions[start:]),
+        token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]),
+        versions=Ids(tokens.versions[start:]),
+        raw_logprobs=sequence.raw_logprobs, kept_logmass=sequence.kept_logmass,
         finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop, seed=sequence.seed,
         context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0),
         queue_seconds=sequence.started - sequence.arrived, prefill_seconds=first_token - sequence.started,

@@ -20,10 +20,9 @@ from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.lease import KVCache, Lease
 from agentrt.engine.kv.radix import Namespace
-from agentrt.engine.sampler import sample
+from agentrt.engine.sampler import sample, score
 from agentrt.engine.scheduler import Capacity, Demand, plan_step
 from agentrt.engine.sequence import Sequence
-
 
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
@@ -58,9 +57,7 @@ class EngineCore:
     strings.
     """
 
-    def __init__(
-        self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes]
-    ) -> None:
+    def __init__(self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes]) -> None:
         self.runner, self.spec, self.vocab_size, self.bytes_of = runner, spec, vocab_size, bytes_of
         self.cache = KVCache(runner.num_pages, runner.page_size)
         self.version = 0
@@ -100,6 +97,9 @@ class EngineCore:
         """Run one step; returns the sequences that ended with it. A pass in which nothing can run returns at once."""
         chunks = self._plan()
         if not chunks:
+            assert self.is_idle, (
+                f"{len(self.waiting)} sequences wait, none runs and none can be let in: {self.cache.pool}"
+            )
             return []
         for sequence, count in chunks:
             self.cache.grow(sequence.lease, sequence.lease.computed + count)
@@ -109,9 +109,8 @@ class EngineCore:
         logits_MV = self.runner.run(batch)
         for sequence, count in chunks:
             sequence.lease.computed += count
-        if batch.sampling:
-            self._commit(batch.sampling, logits_MV)
-        finished = [sequence for sequence in batch.sampling if sequence.is_finished]
+        self._read(batch.readers, logits_MV)
+        finished = [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
         for sequence in finished:
             self._leave(sequence)
         return finished
@@ -136,19 +135,20 @@ class EngineCore:
     def _plan(self) -> list[tuple[Sequence, int]]:
         """The chunks of the next step, with room made for them."""
         while True:
-            running = [self._demand(index, sequence) for index, sequence in enumerate(self.running)]
-            waiting = [self._demand(index, sequence) for index, sequence in enumerate(self.waiting)]
+            running = [self._demand(slot, sequence) for slot, sequence in enumerate(self.running)]
+            line = self.waiting[: self.spec.max_batch]
+            waiting = [self._demand(slot, sequence) for slot, sequence in enumerate(line)]
             plan = plan_step(running, waiting, self._capacity())
             if not plan.lacking or not self._make_room(preempt=plan.is_stuck):
                 break
-        chunks = [(self.running[index], count) for index, count in plan.running]
-        return chunks + self._admit([(self.waiting[index], count) for index, count in plan.admitted])
+        chunks = [(self.running[slot], count) for slot, count in plan.running]
+        return chunks + self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter."""
         admitted = []
         for sequence, count in chunks:
-            cached = self.cache.resume(sequence.lease, sequence.tokens.token_ids)
+            cached = self.cache.resume(sequence.lease, sequence.tokens.token_ids, sequence.matchable)
             if sequence.cached_tokens < 0:
                 sequence.cached_tokens, sequence.started = cached, time.perf_counter()
                 self._totals.reused += cached
@@ -173,6 +173,17 @@ class EngineCore:
         self.waiting.insert(0, sequence)
         return True
 
+    def _read(self, readers: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
+        """Sample from each row, or score the id after it."""
+        sampling = [row for row, sequence in enumerate(readers) if not sequence.num_scored]
+        if len(sampling) < len(readers):
+            for logits_V, sequence in zip(logits_MV, readers, strict=True):
+                if sequence.num_scored:
+                    sequence.score(score(logits_V, sequence, self.vocab_size))
+            logits_MV = logits_MV[sampling]
+        if sampling:
+            self._commit([readers[row] for row in sampling], logits_MV)
+
     def _commit(self, sampling: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
         now = time.perf_counter()
         for sequence, drawn in zip(sampling, sample(logits_MV, sampling, self.vocab_size), strict=True):
@@ -183,6 +194,8 @@ class EngineCore:
                 sequence.error = "the model gave logits that are no numbers (NaN)"
                 continue
             text = self.bytes_of(drawn.token_id) if sequence.params.stop else b""
+            sequence.raw_logprobs.append(drawn.raw_logprob)
+            sequence.kept_logmass.append(drawn.kept_logmass)
             sequence.commit(drawn.token_id, drawn.logprob, self.version, text)
             self._totals.sampled += 1
 
@@ -190,15 +203,15 @@ class EngineCore:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         sequence.ended = time.perf_counter()
-        if sequence.finish_reason != "abort":
+        if sequence.finish_reason != "abort" and not sequence.num_scored:
             self._lengths.add(sequence.num_sampled)
 
-    def _demand(self, index: int, sequence: Sequence) -> Demand:
+    def _demand(self, slot: int, sequence: Sequence) -> Demand:
         lease = sequence.lease
-        growth = sequence.max_tokens - sequence.num_sampled
+        growth = max(sequence.max_tokens - sequence.num_sampled, 0)
         if sequence.preemptions < RESERVE_AFTER:
             growth = self._lengths.left(sequence.num_sampled, sequence.max_tokens)
-        return Demand(index, len(sequence.tokens), lease.computed, len(lease.pages), growth, sequence.group)
+        return Demand(slot, sequence.known, lease.computed, len(lease.pages), growth, sequence.group)
 
     def _capacity(self) -> Capacity:
         return Capacity(self.spec.step_tokens, self.spec.max_batch, self.cache.num_available, self.cache.page_size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from structlog.typing import EventDict
 
 
 @contextmanager
@@ -22,7 +23,7 @@ def logging_to(folder: Path) -> Iterator[None]:
         render = structlog.processors.JSONRenderer()
         say = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
 
-        def write(logger: Any, name: str, event: dict[str, Any]) -> str:
+        def write(logger: Any, name: str, event: EventDict) -> str:
             to_file.msg(str(render(logger, name, dict(event))))
             if logging.getLevelNamesMapping()[name.upper()] < logging.WARNING:
                 raise structlog.DropEvent

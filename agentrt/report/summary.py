@@ -104,16 +104,15 @@ def _deviation(values: list[float]) -> float | None:
 
 def _components(good: list[EpisodeRecord]) -> dict[str, Component]:
     weights = {name: score.weight for record in good for name, score in record.rewards.items()}
-    scores = {
-        name: [
-            record.rewards[name].score for record in good
-            if name in record.rewards and record.rewards[name].score is not None
-        ] for name in weights
-    }  # fmt: skip
+    scores: dict[str, list[float]] = {name: [] for name in weights}
+    for record in good:
+        for name, part in record.rewards.items():
+            if part.score is not None:
+                scores[name].append(part.score)
     return {
-        name: Component(mean=_mean([score for score in scores[name] if score is not None]), weight=weight, count=len(scores[name]))
+        name: Component(mean=_mean(scores[name]), weight=weight, count=len(scores[name]))
         for name, weight in weights.items()
-    }  # fmt: skip
+    }
 
 
 def _metrics(good: list[EpisodeRecord]) -> dict[str, float]:

@@ -130,6 +130,11 @@ class ScriptedSession:
                 self.tokens.commit(token_id, logprob, self._engine.version)
         return ids[-1] if end else None
 
+    async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
+        await anyio.lowlevel.checkpoint()
+        self.tokens.observe([*observed_ids, *scored_ids])
+        return Floats([ScriptedEngine.LOGPROB] * len(scored_ids))
+
     def pause(self, tool: str) -> None:
         if self._engine.keep_requests:
             self._engine.pauses.append(tool)

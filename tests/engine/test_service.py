@@ -36,10 +36,10 @@ class SlowRunner(ToyRunner):
 
 
 @asynccontextmanager
-async def service(*, pages: int = 64, seconds: float = 0.0) -> AsyncIterator[EngineService]:
+async def service(*, pages: int = 64, seconds: float = 0.0, rows: int = 512) -> AsyncIterator[EngineService]:
     runner = SlowRunner(hashed_logits(VOCAB), num_pages=pages, page_size=4)
     runner.seconds = seconds
-    spec = EngineSpec(page_size=4, kv_tokens=4 * pages)
+    spec = EngineSpec(page_size=4, kv_tokens=4 * pages, step_tokens=rows, max_batch=min(rows, 64))
     core = EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda token_id: b"x")
     info = EngineInfo(model="toy", model_hash="", vocab_size=VOCAB, context_length=200)
     async with EngineService(core, info) as engine:
@@ -156,7 +156,7 @@ async def test_a_bug_in_a_step_ends_every_request_and_is_raised_at_the_end() -> 
         with engine.session() as session, pytest.raises(EngineFailure, match="a bug in the runner"):
             await session.sample([1], PARAMS, max_tokens=100)
 
-    with pytest.raises(EngineFailure) as raised:
+    async def break_it() -> None:
         async with service(seconds=0.002) as engine:
             async with anyio.create_task_group() as group:
                 for _ in range(5):
@@ -164,6 +164,9 @@ async def test_a_bug_in_a_step_ends_every_request_and_is_raised_at_the_end() -> 
                 await anyio.sleep(0.02)
                 engine.core.runner.fails = True  # type: ignore[attr-defined]
             await sample(engine)
+
+    with pytest.raises(EngineFailure) as raised:
+        await break_it()
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
@@ -174,8 +177,43 @@ async def test_leaving_the_engine_aborts_what_is_in_flight() -> None:
         with engine.session() as session:
             reasons.append((await session.sample([1], PARAMS, max_tokens=150)).finish_reason)
 
-    async with anyio.create_task_group() as group:
-        async with service(seconds=0.01) as engine:
-            group.start_soon(sample, engine)
-            await anyio.sleep(0.05)
+    async with anyio.create_task_group() as group, service(seconds=0.01) as engine:
+        group.start_soon(sample, engine)
+        await anyio.sleep(0.05)
     assert reasons == ["abort"]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 16, 512])
+@pytest.mark.parametrize(
+    "params",
+    [
+        PARAMS,
+        SamplingParams(temperature=0.6),
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3),
+    ],
+)
+async def test_scoring_gives_what_sampling_recorded(params: SamplingParams, rows: int) -> None:
+    """Rows 14 and 16 of the bug table: the same law, temperature included, whatever the size of the chunks."""
+    async with service(rows=rows) as engine:
+        prompt = list(range(20))
+        with engine.session(seed=1) as session:
+            sampled = await session.sample(prompt, params, max_tokens=12)
+        for salt in ("", "apart"):
+            with engine.session(salt=salt) as again:
+                scores = await again.score(prompt, sampled.token_ids, params)
+                assert scores.tolist() == pytest.approx(sampled.logprobs.tolist(), abs=1e-6)
+                more = await again.sample([3], params, max_tokens=2)
+                assert more.cached_tokens == 31
+
+
+async def test_raw_logprobs_and_the_kept_mass_join_to_the_tempered_law() -> None:
+    async with service() as engine:
+        with engine.session(seed=1) as session:
+            one = await session.sample([1, 2], SamplingParams(top_k=3), max_tokens=12)
+        whole = [logprob + mass for logprob, mass in zip(one.logprobs, one.kept_logmass, strict=True)]
+        assert whole == pytest.approx(one.raw_logprobs.tolist(), abs=1e-6)
+        assert min(one.kept_logmass) < 0
+        with engine.session(seed=1) as session:
+            one = await session.sample([1, 2], PARAMS, max_tokens=12)
+        assert one.raw_logprobs == one.logprobs

@@ -16,7 +16,9 @@ VOCAB = 100
 WARM = SamplingParams(temperature=0.8)
 
 
-def make_core(logits: Logits | None = None, *, pages: int = 64, page_size: int = 4, rows: int = 512, batch: int = 64) -> EngineCore:
+def make_core(
+    logits: Logits | None = None, *, pages: int = 64, page_size: int = 4, rows: int = 512, batch: int = 64
+) -> EngineCore:
     runner = ToyRunner(logits or hashed_logits(VOCAB), num_pages=pages, page_size=page_size)
     spec = EngineSpec(page_size=page_size, kv_tokens=pages * page_size, step_tokens=rows, max_batch=batch)
     return EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda token_id: b"%c" % (97 + token_id % 26))
@@ -56,7 +58,7 @@ def alone(prompt: list[int], **more: object) -> tuple[list[int], list[float]]:
 
 
 def test_c29_neighbours_do_not_matter() -> None:
-    """C29, request A: alone, beside others, at another place in the batch, preempted half way: the same ids and bits."""
+    """C29, request A: alone, beside others, at another place in the batch: the same ids and bits."""
     prompt, expected = list(range(10)), alone(list(range(10)), seed=42)
     assert len(expected[0]) == 16
     for position in (0, 1, 3):
@@ -70,7 +72,7 @@ def test_c29_neighbours_do_not_matter() -> None:
 
 
 def test_c29_preempted_half_way() -> None:
-    """Turns were short so far, so both are let in with pages for one and a half: the younger is preempted and recomputed."""
+    """Turns were short so far, so both are let in: the younger is preempted and recomputed."""
     prompts = [list(range(10)), list(range(20, 32))]
     expected = [alone(prompt, seed=seed) for seed, prompt in enumerate(prompts)]
     core = make_core(pages=10)
@@ -126,7 +128,7 @@ def test_siblings_wait_for_the_first_and_share_its_prompt() -> None:
 
 @pytest.mark.parametrize("moment", ["queued", "chunked", "decoding", "finished"])
 def test_c39_queued_chunked_decoding(moment: str) -> None:
-    """C39 without host copies: 8 requests on a shared prefix of 100 ids, one aborted in each state; two run to the end."""
+    """C39 without host copies: 8 requests on a shared prefix of 100 ids, one aborted in each state."""
     core = make_core(pages=64, page_size=16, rows=40, batch=4)
     prefix = [i % VOCAB for i in range(100)]
     sequences = [submit(core, [*prefix, member], seed=member, max_tokens=6) for member in range(8)]

@@ -60,15 +60,15 @@ class KVCache:
         self.pool.release(lease.pages)
         lease.pages, lease.computed, lease.anchor = array("i"), 0, self.tree.root(lease.namespace)
 
-    def resume(self, lease: Lease, ids: IntArray) -> int:
-        """Make a lease run again; an empty one takes the longest cached prefix of `ids`.
+    def resume(self, lease: Lease, ids: IntArray, matchable: int) -> int:
+        """Make a lease run again; an empty one takes the longest cached prefix of the first `matchable` of `ids`.
 
-        At least the last id is left to compute. Returns how many ids have their KV.
+        Returns how many ids have their KV.
         """
         lease.is_running = True
         self._leases[lease] = self._leases.pop(lease)
         if not lease.pages:
-            lease.anchor, pages = self.tree.match(lease.namespace, ids, (len(ids) - 1) // self.page_size)
+            lease.anchor, pages = self.tree.match(lease.namespace, ids, matchable // self.page_size)
             self.pool.retain(pages)
             lease.pages = array("i", pages)
             lease.computed = len(pages) * self.page_size

@@ -15,7 +15,7 @@ HERE = Namespace(0)
 
 def compute(cache: KVCache, lease: Lease, ids: Ids) -> int:
     """What an engine does with a prompt: resume, grow, compute, suspend. Returns how many ids were cached."""
-    cached = cache.resume(lease, ids)
+    cached = cache.resume(lease, ids, len(ids) - 1)
     cache.grow(lease, len(ids))
     lease.computed = len(ids)
     cache.suspend(lease, ids)
@@ -51,8 +51,8 @@ def test_c39_a_split_keeps_count() -> None:
 def test_a_match_leaves_the_last_id_to_compute() -> None:
     cache = KVCache(8, 4)
     compute(cache, cache.open(HERE), Ids(range(8)))
-    assert cache.resume(cache.open(HERE), Ids(range(8))) == 4
-    assert cache.resume(cache.open(HERE), Ids(range(9))) == 8
+    assert cache.resume(cache.open(HERE), Ids(range(8)), 7) == 4
+    assert cache.resume(cache.open(HERE), Ids(range(9)), 8) == 8
 
 
 @pytest.mark.parametrize("other", [Namespace(1), Namespace(0, adapter="S"), Namespace(0, salt="S")])
@@ -83,7 +83,7 @@ def test_equal_prompts_computed_apart_end_up_on_the_same_pages() -> None:
     first, second = cache.open(HERE), cache.open(HERE)
     ids = Ids(range(10))
     for lease in (first, second):
-        cache.resume(lease, ids)
+        cache.resume(lease, ids, 9)
         cache.grow(lease, 10)
         lease.computed = 10
     cache.suspend(first, ids)
@@ -157,7 +157,7 @@ class CacheMachine(RuleBasedStateMachine):
         if len(ids) + len(more) > 20:
             return
         ids.extend(more)
-        start = self.cache.resume(lease, ids)
+        start = self.cache.resume(lease, ids, len(ids) - 1)
         while self.cache.pages_for(len(ids)) - len(lease.pages) > self.cache.num_available:
             assert self.cache.revoke_idle()
         self.cache.grow(lease, len(ids))
@@ -207,5 +207,3 @@ class CacheMachine(RuleBasedStateMachine):
 
 CacheMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
 TestCacheMachine = CacheMachine.TestCase
-
-
