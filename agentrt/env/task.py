@@ -15,3 +15,5 @@ class Task(msgspec.Struct, frozen=True):
     """The prompt."""
     data: dict[str, Any] = {}
     """What the rewards need and the model never sees."""
+    files: dict[str, str] = {}
+    """Texts by path, put into the episode's folder before its first turn, where its tools work."""

@@ -86,7 +86,7 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finish
     runner = setup.sandboxes()
     episode, scores = Episode(setup, task, member, seed, runner), Scores()
     with bound_contextvars(task=task.id, member=member), ExitStack() as stack:
-        failure = _enter(stack, runner)
+        failure = _enter(stack, runner, task)
         if failure is None:
             with episode:
                 failure = await _roll_out(episode)
@@ -102,10 +102,12 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finish
     return Finished(episode, member, attempt, failure, scores)
 
 
-def _enter(stack: ExitStack, runner: ToolRunner) -> Failure | None:
+def _enter(stack: ExitStack, runner: ToolRunner, task: Task) -> Failure | None:
     try:
         with attributed_to(SandboxFailure, "the sandbox cannot be opened"):
             stack.enter_context(runner)
+            if task.files:
+                runner.put(task.files)
     except SandboxFailure as error:
         return failure_of(error)
     return None

@@ -17,7 +17,7 @@ from agentrt.testing import FakeSandbox, ScriptedEngine, called, said, stage
 from agentrt_envs.lookup import DOCUMENTS, HOSTILE, PEOPLE, Lookup, hostile_riddle, make_task, riddle, task
 from agentrt_tools.search import best
 
-PINNED = "Where does the teacher of the boss of Kelum live?"
+PINNED = "Where does the friend of the friend of Balli live?"
 
 
 async def take(split: str, count: int) -> list[Task]:
@@ -71,8 +71,8 @@ def test_each_search_names_the_next_and_only_the_last_entry_has_the_answer(index
 class Staged(FakeSandbox):
     """Finds the shipped search program by the last word of its command line."""
 
-    async def call(self, argv: Any, request: Any, *, seconds: float) -> Any:
-        return await super().call(argv[-1:], request, seconds=seconds)
+    async def call(self, argv: Any, *rest: Any, **named: Any) -> Any:
+        return await super().call(argv[-1:], *rest, **named)
 
 
 async def played(item: Task, *turns: str) -> EpisodeRecord:
