@@ -11,12 +11,14 @@ import sys
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from agentrt.core.errors import UsageError
 from agentrt.core.spec import convert, load_toml, nearest
+from agentrt.sandbox.level import Level
+from agentrt.sandbox.terms import DEFAULT_TERMS, Protocol, Terms, ToolLimits
 
 SHIPPED = "agentrt_tools"
 """The package whose programs are found by name."""
@@ -30,6 +32,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any]
     """JSON schema of the arguments, an object."""
     argv: tuple[str, ...]
+    terms: Terms = DEFAULT_TERMS
 
     def refusal(self, arguments: dict[str, Any]) -> str:
         """Why `arguments` cannot be passed on, in words for the model and with the place; empty if they can."""
@@ -46,6 +49,12 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     name: str
     description: str
     parameters: dict[str, Any]
+    protocol: Protocol = "oneshot"
+    limits: ToolLimits = ToolLimits()
+    imports: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    """Beyond the program itself; relative paths are from the manifest's folder."""
+    min_isolation: Literal["L1", "L2", "L3"] = "L2"
 
 
 def tool(name_or_path: str | os.PathLike[str]) -> Tool:
@@ -68,14 +77,23 @@ def _load(program: Path) -> Tool:
     path = program.with_suffix(".toml")
     manifest = convert(load_toml(path), _Manifest, str(path))
     argv = (os.path.realpath(sys.executable), "-I", "-S", str(program.resolve()))
-    return Tool(name=manifest.name, description=manifest.description, parameters=manifest.parameters, argv=argv)
+    folder = program.resolve().parent
+    own = folder if folder == _shipped_folder() else program.resolve()  # all shipped tools share a zygote
+    terms = Terms(
+        protocol=manifest.protocol, limits=manifest.limits, imports=manifest.imports,
+        readable=(str(own), *(str(folder / path) for path in manifest.readable)),
+        min_isolation=Level[manifest.min_isolation],
+    )  # fmt: skip
+    return Tool(
+        name=manifest.name, description=manifest.description, parameters=manifest.parameters, argv=argv, terms=terms
+    )
 
 
 def _shipped_folder() -> Path:
     spec = find_spec(SHIPPED)
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"the package {SHIPPED} is not installed; install agentrt again")
-    return Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0]).resolve()
 
 
 def _first_error(schema: bytes, arguments: dict[str, Any]) -> Any:

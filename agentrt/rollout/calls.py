@@ -16,6 +16,7 @@ from agentrt.core.records import CallRecord
 from agentrt.env.chat.message import ToolCall
 from agentrt.env.tool import Tool
 from agentrt.sandbox.result import ToolResult
+from agentrt.sandbox.terms import Terms
 
 OK = "ok"
 UNKNOWN_TOOL, MALFORMED, BAD_ARGUMENTS = "unknown_tool", "malformed", "bad_arguments"
@@ -25,7 +26,10 @@ CANCELLED, INFRA = "cancelled", "infra"
 class ToolRunner(Protocol):
     """What an episode needs of a sandbox. A context manager; leaving it frees all that its calls used."""
 
-    async def call(self, argv: Sequence[str], request: Any, *, seconds: float) -> ToolResult: ...
+    async def call(self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms) -> ToolResult: ...
+
+    def put(self, files: Mapping[str, str]) -> None:
+        """Write texts into the episode's folder, by path, before the first call."""
 
     def __enter__(self) -> Self: ...
 
@@ -58,9 +62,10 @@ async def run_calls(
     waiting = [index for index, record in enumerate(records) if record.outcome == CANCELLED]
 
     async def run(index: int) -> None:
-        call = calls[index]
-        result = await runner.call(tools[call.name].argv, call.arguments, seconds=seconds)
-        records[index] = _record(records[index].turn, call, result, seconds)
+        call, tool = calls[index], tools[calls[index].name]
+        allowed = min(seconds, tool.terms.limits.wall_seconds or seconds)
+        result = await runner.call(tool.argv, call.arguments, seconds=allowed, terms=tool.terms)
+        records[index] = _record(records[index].turn, call, result, allowed)
 
     if len(waiting) == 1:  # the usual case needs no task group
         await run(waiting[0])
@@ -82,7 +87,7 @@ def _record(turn: int, call: ToolCall, result: ToolResult, seconds: float) -> Ca
     return CallRecord(
         turn=turn, name=call.name, arguments=call.arguments, outcome=result.outcome, result=_shown(result, seconds),
         seconds=result.seconds, truncated=result.truncated, total_bytes=result.total_bytes,
-        decode_errors=result.decode_errors,
+        decode_errors=result.decode_errors, isolation=result.isolation,
     )  # fmt: skip
 
 

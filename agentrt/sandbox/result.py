@@ -4,23 +4,31 @@ from typing import Literal
 
 import msgspec
 
-Outcome = Literal["ok", "tool_error", "exit_nonzero", "signal", "timeout", "infra"]
+Outcome = Literal[
+    "ok", "tool_error", "exit_nonzero", "signal", "timeout", "cpu", "memory", "disk", "infra"
+]  # fmt: skip
 
 
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """One finished call. A cancelled call has no result: the cancellation passes through, after the tear-down."""
 
     outcome: Outcome
-    """tool_error: the tool replied `{"error": ...}`; infra: no process could be started, never the tool's fault."""
+    """tool_error: the tool replied `{"error": ...}`; cpu, memory, disk: it passed that limit and was ended; infra: the
+    sandbox failed or could not start it, never the tool's fault."""
     text: str
     """The reply, or standard output without one; the tool's or the system's error for tool_error and infra."""
     stderr: str = ""
     exit_code: int | None = None
     """Negative: the signal that ended it."""
     seconds: float = 0.0
+    """From its start to its end; waiting for a place and starting the process are not in it."""
+    cpu_seconds: float = 0.0
+    """Of all its processes, one-shot calls only."""
     truncated: bool = False
     """`text` is not all of it; it says in place how much is missing."""
     total_bytes: int = 0
     """What the tool wrote of `text`."""
     decode_errors: int = 0
     """Pieces that were no UTF-8 and became U+FFFD."""
+    isolation: str = ""
+    """The level that was in force: `L3:mem=poll`."""

@@ -1,40 +1,88 @@
 """`Sandbox`: where one episode's tools run. Owns the episode's folder: made on entering, removed on leaving."""
 
-import shutil
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
-from tempfile import mkdtemp
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
+from agentrt.core.errors import UsageError
 from agentrt.sandbox import channel
+from agentrt.sandbox.files import put
+from agentrt.sandbox.launcher import Launcher
+from agentrt.sandbox.level import Isolation, Level
+from agentrt.sandbox.probe import shared
+from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
-from agentrt.sandbox.tree import adopt_orphans
+from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
+from agentrt.sandbox.zygote import Kind
 
 
 class Sandbox:
-    """A context manager. `permits` bounds the processes of a run; waiting for one is not charged to the tool."""
+    """A context manager. `permits` bounds the processes of a run; waiting for one is not charged to the tool.
 
-    def __init__(self, permits: AbstractAsyncContextManager[Any]) -> None:
-        self._permits = permits
+    Without a `launcher`, that of this process, at the strongest level that works here.
+    """
+
+    def __init__(
+        self, permits: AbstractAsyncContextManager[Any], launcher: Launcher | None = None, *, allow_weak: bool = False
+    ) -> None:
+        self._permits, self._allow_weak = permits, allow_weak
+        self._given_launcher = launcher
 
     @property
     def folder(self) -> Path:
         """Private to the episode; what a tool writes there is seen by its later calls."""
         return self._folder
 
-    async def call(self, argv: Sequence[str], request: Any, *, seconds: float) -> ToolResult:
-        """Run one tool call, `seconds` long at most. See `agentrt.sandbox.channel`."""
+    @property
+    def isolation(self) -> Isolation:
+        """What is in force around each call."""
+        return self._launcher.isolation
+
+    def put(self, files: Mapping[str, str]) -> None:
+        """Write texts into the episode's folder, by path, before the first call. See `agentrt.sandbox.files.put`."""
+        put(self._folder, files)
+
+    async def call(
+        self,
+        argv: Sequence[str],
+        request: Any,
+        *,
+        seconds: float,
+        terms: Terms = DEFAULT_TERMS,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> ToolResult:
+        """Run one tool call, `seconds` long at most. Raises `UsageError` as `require`."""
+        require(terms, self.isolation, allow_weak=self._allow_weak)
+        limits = terms.limits
+        seconds = min(seconds, limits.wall_seconds or seconds)
         async with self._permits:
-            return await channel.call(argv, request, folder=self._folder, seconds=seconds)
+            zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
+            job = self._launcher.job(argv, self._folder, limits)
+            result = await channel.call(zygote, job, request, seconds=seconds, limits=limits, on_progress=on_progress)
+        return msgspec.structs.replace(result, isolation=self.isolation.code)
 
     def __enter__(self) -> Self:
-        adopt_orphans()
-        self._folder = Path(mkdtemp(prefix="agentrt-"))
+        self._launcher = self._given_launcher or shared()
+        with ExitStack() as stack:
+            self._folder = stack.enter_context(self._launcher.folder())
+            self._scope = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scope.close()
+
+
+def require(terms: Terms, isolation: Isolation, *, allow_weak: bool) -> None:
+    """Raise `UsageError` if a tool asks for more isolation than is in force."""
+    if terms.min_isolation <= isolation.level or (allow_weak and isolation.level is Level.L1):
+        return
+    raise UsageError(
+        f"a tool needs isolation {terms.min_isolation.name}, and this machine gives {isolation.level.name} "
+        f"({'; '.join(isolation.reasons)}); {'; '.join((*isolation.fixes, 'or allow weak isolation'))}"
+    )

@@ -9,6 +9,7 @@ import anyio
 from agentrt.core import clock
 from agentrt.env.tool import Tool
 from agentrt.sandbox.result import ToolResult
+from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
 
 Function = Callable[[Any], Awaitable[str | ToolResult]]
 """Given the arguments; gives the text of an ok result, or a whole result."""
@@ -30,10 +31,17 @@ class FakeSandbox:
         self._functions = functions
         self.calls: list[tuple[str, Any]] = []
         """Tool and arguments of what was run, in order."""
+        self.files: dict[str, str] = {}
+        """What the last episode that started with files was given."""
         self.num_open = 0
         """Scopes entered and not left."""
 
-    async def call(self, argv: Sequence[str], request: Any, *, seconds: float) -> ToolResult:
+    def put(self, files: Mapping[str, str]) -> None:
+        self.files = dict(files)
+
+    async def call(
+        self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms = DEFAULT_TERMS
+    ) -> ToolResult:
         (name,) = argv
         self.calls.append((name, request))
         started = clock.now()

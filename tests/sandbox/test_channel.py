@@ -9,16 +9,18 @@ from pathlib import Path
 import anyio
 import pytest
 
-from agentrt.sandbox import channel
+from agentrt.sandbox.launcher import Launcher
+from agentrt.sandbox.level import Level
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
+from agentrt.sandbox.terms import ToolLimits
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(anyio.CapacityLimiter(4)) as opened:
+def sandbox(launcher: Launcher) -> Iterator[Sandbox]:
+    with Sandbox(anyio.CapacityLimiter(4), launcher) as opened:
         yield opened
 
 
@@ -136,7 +138,7 @@ async def test_c16_more_than_the_cap_is_drained(sandbox: Sandbox) -> None:
     result = await shell(sandbox, "head -c 20000000 /dev/zero | tr '\\0' x; exit 0")
     assert (result.outcome, result.exit_code, result.truncated) == ("ok", 0, True)
     assert result.total_bytes == 20_000_000
-    assert len(result.text) <= channel.OUTPUT_BYTES
+    assert len(result.text) <= ToolLimits().output_bytes
 
 
 async def test_c17_the_environment_is_an_allow_list(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,8 @@ async def test_c17_the_environment_is_an_allow_list(sandbox: Sandbox, monkeypatc
     result = await sandbox.call(["/usr/bin/env"], {}, seconds=20)
     names = {line.partition("=")[0] for line in result.text.splitlines()}
     assert names == {"PATH", "HOME", "LANG", "TERM", "TMPDIR", "AGENTRT_REPLY_FD"}
-    assert f"HOME={sandbox.folder}\n" in result.text
+    home = "/w" if sandbox.isolation.level is Level.L3 else sandbox.folder
+    assert f"HOME={home}\n" in result.text
     assert "s3cr3t" not in result.text
 
 
@@ -190,10 +193,10 @@ async def test_waiting_for_a_place_is_not_charged(sandbox: Sandbox) -> None:
     assert sum(result.seconds for result in results) <= time.monotonic() - started
 
 
-def test_no_process_in_virtual_time(tmp_path: Path, virtual_time: tuple[str, dict[str, object]]) -> None:
+def test_no_process_in_virtual_time(virtual_time: tuple[str, dict[str, object]]) -> None:
     async def start() -> None:
-        with pytest.raises(RuntimeError, match="virtual time"):
-            await channel.call(["true"], {}, folder=tmp_path, seconds=1)
+        with pytest.raises(RuntimeError, match="virtual time"), Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+            await sandbox.call(["true"], {}, seconds=1)
 
     backend, options = virtual_time
     anyio.run(start, backend=backend, backend_options=options)

@@ -1,0 +1,83 @@
+"""What the runtime sends to a zygote: how it is set up, once, and then one job a call. JSON, kept plain."""
+
+import json
+import sys
+from typing import Any, NamedTuple
+
+EPISODES, FOLDER = "/episodes", "/w"
+"""Inside namespaces: where all episodes' folders are for the zygote, and where a call finds its own."""
+STDIN, STDOUT, STDERR, REPLY = 0, 1, 2, 3
+"""A payload's descriptors."""
+
+
+class Setup(NamedTuple):
+    """How one zygote confines all its calls."""
+
+    namespaces: bool
+    landlock: int
+    """The ABI to use; 0 for none."""
+    seccomp: bool
+    uid: int
+    """Whom to become, if started as root."""
+    root: str
+    """An empty folder, for the new root to be mounted on."""
+    episodes: str
+    """The folder of all episodes' folders."""
+    readable: list[str]
+    """Files and folders that every call may read and execute."""
+    paths: list[str]
+    """Added to `sys.path`."""
+    imports: list[str]
+    """Imported before the first call."""
+
+
+class Ready(NamedTuple):
+    """What the set-up of a zygote came to."""
+
+    has_proc: bool
+    """A call can have a /proc of its own."""
+    uid: int
+    gid: int
+
+
+class Limits(NamedTuple):
+    """Of one call."""
+
+    cpu_seconds: float
+    memory_bytes: int
+    """Of all its processes together."""
+    address_bytes: int
+    """Of each process; 0 means no limit."""
+    processes: int
+    files: int
+    file_bytes: int
+    disk_bytes: int
+    inodes: int
+    tmp_bytes: int
+
+
+class Job(NamedTuple):
+    """One call."""
+
+    argv: list[str]
+    folder: str
+    """The name of the episode's folder."""
+    environment: dict[str, str]
+    limits: Limits
+
+    @property
+    def program(self) -> str | None:
+        """The Python file that a fork of the zygote can run itself, which saves the start of an interpreter."""
+        is_own = len(self.argv) >= 4 and self.argv[:3] == [sys.executable, "-I", "-S"]
+        return self.argv[3] if is_own and self.argv[3].endswith(".py") else None
+
+
+def read_setup(message: bytes) -> Setup:
+    """The first message."""
+    return Setup(**json.loads(message))
+
+
+def read_job(message: bytes) -> Job:
+    """Every other message."""
+    fields: dict[str, Any] = json.loads(message)
+    return Job(**fields | {"limits": Limits(**fields["limits"])})

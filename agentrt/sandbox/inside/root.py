@@ -1,0 +1,104 @@
+"""The file tree inside namespaces: a small read-only root, the episode's folder at /w, and memory-backed /tmp.
+
+`build` makes the part that all calls share, once; `enter` gives a call its own. Nothing of the host is there but what
+is named: no home, no /etc, no devices but the harmless ones, no process but the call's own.
+"""
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+
+from . import linux
+from .job import EPISODES, FOLDER, Limits
+
+USER = 1000
+"""The user and group that a call sees itself as."""
+SYSTEM = ("/usr", "/etc/ld.so.cache", "/etc/alternatives")
+MERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Links into /usr on most systems, folders on others."""
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+
+_OLD = "/.old"
+_REMOUNT = 32
+_SHM_BYTES = 4 << 20
+_SAFE = linux.MS_NOSUID | linux.MS_NODEV
+_FILES = {
+    "/etc/passwd": f"sandbox:x:{USER}:{USER}::{FOLDER}:/bin/sh\n",
+    "/etc/group": f"sandbox:x:{USER}:\n",
+    "/etc/hosts": "127.0.0.1 localhost\n",
+}
+_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"}
+
+
+def build(root: str, readable: Iterable[str], episodes: str) -> bool:
+    """Make `root` the root of this mount namespace; False if no /proc can be had (it is masked, as in containers)."""
+    linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("tmpfs", root, "tmpfs", _SAFE, "size=1m,mode=755")
+    for folder in (_OLD, EPISODES, FOLDER, "/proc", "/dev", "/tmp", "/etc"):
+        os.makedirs(root + folder)
+    for path, text in _FILES.items():
+        with open(root + path, "w") as file:
+            file.write(text)
+    for path in MERGED:
+        if os.path.islink(path):
+            os.symlink(os.readlink(path), root + path)
+    for path in (*SYSTEM, *(path for path in MERGED if not os.path.islink(path)), *readable):
+        _bind(path, root)
+    linux.restrict_mounts(root, linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV)
+    linux.mount("tmpfs", root + "/dev", "tmpfs", linux.MS_NOSUID, "size=64k,mode=755")
+    os.mkdir(root + "/dev/shm")
+    for path in DEVICES:
+        _bind(path, root)
+    for name, target in _LINKS.items():
+        os.symlink(target, f"{root}/dev/{name}")
+    linux.mount("", root + "/dev", flags=linux.MS_BIND | _REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID)
+    linux.mount(episodes, root + EPISODES, flags=linux.MS_BIND)
+    linux.restrict_mounts(root + EPISODES, linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV)
+    has_proc = _proc(root + "/proc")
+    if not has_proc:
+        linux.mount("/proc", root + "/proc", flags=linux.MS_BIND | linux.MS_REC)  # the zygote's own need: uid maps
+    linux.pivot_root(root, root + _OLD)
+    os.chdir("/")
+    linux.unmount(_OLD)
+    return has_proc
+
+
+def enter(folder: str, limits: Limits, has_proc: bool) -> None:
+    """In the new namespaces of a call: its /proc, its /tmp, its /dev/shm, its episode's folder, and no other's."""
+    linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    if not (has_proc and _proc("/proc")):
+        linux.mount("tmpfs", "/proc", "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
+    size = f"nr_inodes={limits.inodes},mode=1777,size="
+    linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, f"{size}{limits.tmp_bytes}")
+    linux.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, f"{size}{min(_SHM_BYTES, limits.tmp_bytes)}")
+    linux.mount(f"{EPISODES}/{folder}", FOLDER, flags=linux.MS_BIND)
+    linux.mount("tmpfs", EPISODES, "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
+    linux.sethostname("sandbox")
+    os.chdir(FOLDER)
+
+
+def map_user(inside: int, uid: int, gid: int) -> None:
+    """Become user `inside` of the user namespace just entered, who is `uid` outside."""
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+
+
+def _proc(target: str) -> bool:
+    with suppress(PermissionError):
+        linux.mount("proc", target, "proc", _SAFE | linux.MS_NOEXEC)
+        return True
+    return False
+
+
+def _bind(path: str, root: str) -> None:
+    """Put what is at `path` at the same place under `root`; nothing if it does not exist or is there already."""
+    target = root + path
+    if not os.path.exists(path) or os.path.exists(target):
+        return
+    if os.path.isdir(path):
+        os.makedirs(target)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    linux.mount(path, target, flags=linux.MS_BIND | linux.MS_REC)

@@ -1,0 +1,159 @@
+"""The parent of one call's processes: holds its limits, ends all of them, then says how it went.
+
+Inside namespaces it is process 1 of the call: one signal ends all others, whatever they did to hide, and the kernel
+does the same should it die itself. Without namespaces it adopts every orphan of the call and kills until none is left.
+
+Two messages go to the runtime: an empty one when the main process is there, and how it went, at the end. The call ends
+when its main process ends, when a limit is passed, or when the runtime closes its end of the socket.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from types import CodeType
+from typing import NoReturn
+
+from . import linux, payload, root, usage
+from .job import FOLDER, Job, Ready, Setup
+
+TICK_SECONDS = 0.05
+"""Between two looks at what a call uses."""
+DISK_SECONDS = 0.25
+"""As above, for the folder, which takes longer to look at."""
+_MAX_STATUS = 4096
+
+
+def run(setup: Setup, job: Job, call: socket.socket, fds: list[int], code: CodeType | None, ready: Ready) -> NoReturn:
+    """Run `job` to its end and say how it went on `call`. Never returns."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        status = _run(setup, job, call, fds, code, ready)
+    except OSError as error:
+        status = {"infra": str(error)}
+    with suppress(OSError):  # the runtime has gone, or has no more interest
+        call.send(json.dumps(status).encode())
+    os._exit(0)
+
+
+def _run(
+    setup: Setup, job: Job, call: socket.socket, fds: list[int], code: CodeType | None, ready: Ready
+) -> dict[str, object]:
+    folder = f"{setup.episodes}/{job.folder}"
+    if setup.namespaces:
+        root.map_user(root.USER, ready.uid, ready.gid)
+        root.enter(job.folder, job.limits, ready.has_proc)
+        folder = FOLDER
+    else:
+        linux.adopt_orphans()
+        processes = job.limits.processes + usage.tasks(os.getuid())
+        job = job._replace(limits=job.limits._replace(processes=processes))
+    linux.set_dumpable(False)
+    reading, writing = os.pipe()
+    main = os.fork()
+    if main == 0:
+        os.close(reading)
+        payload.run(setup, job, fds, writing, code)
+    call.send(b"{}")
+    os.close(writing)
+    for fd in fds:
+        os.close(fd)
+    if setup.namespaces:
+        linux.drop_capabilities()
+    call_tree = _Tree(main, is_alone=setup.namespaces, folder=folder, job=job)
+    why = call_tree.watch(call)
+    call_tree.end()
+    failure = os.read(reading, _MAX_STATUS).decode(errors="replace")
+    if failure:
+        return {"infra": failure}
+    return {"code": call_tree.code, "why": why, "cpu_seconds": usage.cpu_seconds(())}
+
+
+class _Tree:
+    """All processes of one call."""
+
+    def __init__(self, main: int, *, is_alone: bool, folder: str, job: Job) -> None:
+        self._main, self._is_alone, self._folder, self._limits = main, is_alone, folder, job.limits
+        used = usage.disk(folder, 1 << 62, self._limits.inodes)
+        # a call that finds the folder too full may make room
+        self._max_disk, self._max_inodes = max(self._limits.disk_bytes, used[0]), max(self._limits.inodes, used[1])
+        self.code: int | None = None
+        """How the main process ended: its exit code, or minus the signal; None while it runs."""
+
+    def watch(self, call: socket.socket) -> str:
+        """Wait for the end of the call; why it has to be ended, or nothing if the main process ended by itself."""
+        pidfd = os.pidfd_open(self._main)
+        poller = select.poll()
+        poller.register(call, select.POLLIN)
+        poller.register(pidfd, select.POLLIN)
+        next_disk = time.monotonic() + DISK_SECONDS
+        while True:
+            ready = [fd for fd, _ in poller.poll(TICK_SECONDS * 1000)]
+            if call.fileno() in ready:
+                return "cancelled"
+            self._reap(os.WNOHANG)
+            if self.code is not None:
+                return "cpu" if self.code == -signal.SIGXCPU else self._over_disk()
+            why = self._over()
+            if not why and time.monotonic() >= next_disk:
+                why, next_disk = self._over_disk(), time.monotonic() + DISK_SECONDS
+            if why:
+                return why
+
+    def end(self) -> None:
+        """Kill and reap every process."""
+        if self._is_alone:
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            self._reap(0)
+            return
+        while self._reap(os.WNOHANG):
+            for pid in self._pids():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.001)
+
+    def _over(self) -> str:
+        pids = list(self._pids())
+        if usage.memory_bytes(pids, self._limits.memory_bytes) > self._limits.memory_bytes:
+            return "memory"
+        return "cpu" if usage.cpu_seconds(pids) > self._limits.cpu_seconds else ""
+
+    def _over_disk(self) -> str:
+        used, entries = usage.disk(self._folder, self._max_disk, self._max_inodes)
+        return "disk" if used > self._max_disk or entries > self._max_inodes else ""
+
+    def _reap(self, options: int) -> bool:
+        """Collect the dead; False if there are no processes left at all."""
+        try:
+            while True:
+                pid, status = os.waitpid(-1, options)
+                if pid == 0:
+                    return True
+                if pid == self._main:
+                    self.code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:
+            return False
+
+    def _pids(self) -> Iterator[int]:
+        if self._is_alone:
+            yield from (int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1")
+            return
+        parents = [os.getpid()]
+        while parents:
+            children = _children(parents.pop())
+            yield from children
+            parents += children
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError):  # it has ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    return found

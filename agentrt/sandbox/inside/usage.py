@@ -1,0 +1,90 @@
+"""What a call uses, all its processes together: processor time, memory, disk. Read from /proc and the folder itself."""
+
+import os
+import resource
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_BLOCK = 512
+_UTIME = 11
+"""Its place, and that of stime, cutime and cstime after it, in /proc/PID/stat behind the closing parenthesis."""
+
+_NUM_THREADS = 17
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Of live processes, of children they have waited for, and of those that this process has waited for."""
+    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            ticks += sum(map(int, fields[_UTIME : _UTIME + 4]))
+    return reaped.ru_utime + reaped.ru_stime + ticks / _TICK
+
+
+def tasks(uid: int) -> int:
+    """Processes and threads that a user has, which RLIMIT_NPROC is compared with outside of a user namespace."""
+    total = 0
+    for name in os.listdir("/proc"):
+        with suppress(OSError):
+            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
+                total += int(_read(f"/proc/{name}/stat").rpartition(b")")[2].split()[_NUM_THREADS])
+    return total
+
+
+def memory_bytes(pids: Iterable[int], limit: int) -> int:
+    """Resident memory that is no file's. Above `limit` it is counted again, pages that processes share only once."""
+    pids = list(pids)
+    total = sum(map(_resident, pids))
+    return total if total <= limit else sum(_proportional(pid) or _resident(pid) for pid in pids)
+
+
+def disk(folder: str, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
+    """Bytes and entries beneath `folder`; counting ends soon after a limit is passed."""
+    total, entries, folders = 0, 0, [folder]
+    while folders and total <= bytes_limit and entries <= inodes_limit:
+        for entry in _entries(folders.pop()):
+            with suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                total, entries = total + status.st_blocks * _BLOCK, entries + 1
+                if stat.S_ISDIR(status.st_mode):
+                    folders.append(entry.path)
+    return total, entries
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """What is in a folder, also in one that its owner has closed to hide it."""
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except PermissionError:
+        with suppress(OSError):
+            os.chmod(folder, 0o700)
+            with os.scandir(folder) as found:
+                return list(found)
+    except OSError:
+        pass
+    return []
+
+
+def _resident(pid: int) -> int:
+    return _kilobytes(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
+
+
+def _proportional(pid: int) -> int:
+    return _kilobytes(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+
+
+def _kilobytes(path: str, *names: bytes) -> int:
+    """The sum of these lines, in bytes; 0 if the process has ended or cannot be looked at."""
+    with suppress(OSError):
+        return sum(int(line.split()[1]) << 10 for line in _read(path).splitlines() if line.startswith(names))
+    return 0
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()

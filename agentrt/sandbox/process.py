@@ -1,0 +1,172 @@
+"""`Process`: one sandboxed process seen from the runtime: its pipes, its supervisor's word, its end.
+
+The runtime forks nothing and waits for no pid: a zygote forks, a supervisor waits, and both are only sockets here.
+"""
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
+
+import anyio
+import msgspec
+import structlog
+
+from agentrt.sandbox.capture import Capture
+from agentrt.sandbox.inside.job import Job
+from agentrt.sandbox.reply import Progress, Reply
+from agentrt.sandbox.zygote import Zygote
+
+READ_BYTES = 65_536
+READS_A_TURN = 8
+"""Of a pipe that is full, before others have their turn: half a millisecond of the event loop."""
+TEAR_DOWN_SECONDS = 5.0
+"""Its bound. A supervisor ends a call in milliseconds, unless the kernel itself hangs."""
+_MAX_STATUS = 16_384
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+log = structlog.get_logger(__name__)
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What a supervisor says of a call at its end."""
+
+    code: int | None = None
+    """Exit code, or minus the signal."""
+    why: str = ""
+    """The limit that ended it, `cancelled`, or nothing."""
+    infra: str = ""
+    """Why it could not be run at all, or what happened to its supervisor."""
+    cpu_seconds: float = 0.0
+
+
+class Process:
+    """A context manager; leaving it closes all descriptors. `tear_down` comes before."""
+
+    def __init__(
+        self, output_bytes: int, reply_bytes: int, on_progress: Callable[[Progress], None] | None = None
+    ) -> None:
+        self.stdout, self.stderr = Capture(output_bytes), Capture(output_bytes)
+        self.reply = Reply(reply_bytes, on_progress)
+        self.status: Status | None = None
+        """None until the process and everything it started have ended."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as ours, ExitStack() as theirs:
+            self._call, call = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.enter_context(self._call)
+            theirs.enter_context(call)
+            self._call.setblocking(False)
+            self._feeds: dict[int, Callable[[bytes], None]] = {}
+            self._handed = [call.fileno()]
+            for feed in (self.stdout.feed, self.stderr.feed, self.reply.feed):
+                read, write = os.pipe()
+                ours.callback(os.close, read)
+                theirs.callback(os.close, write)
+                os.set_blocking(read, False)
+                self._feeds[read] = feed
+                self._handed.append(write)
+            self._ours, self._theirs = ours.pop_all(), theirs.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._theirs.close()
+        self._ours.close()
+
+    async def start(self, zygote: Zygote, job: Job, stdin: int, seconds: float) -> None:
+        """Start it and wait until it is there; if that fails, `status` says why. Takes `stdin` for itself."""
+        self._zygote = zygote
+        self._theirs.callback(os.close, stdin)
+        call, *outputs = self._handed
+        try:
+            for fd in (stdin, *outputs):
+                zygote.give(fd)
+            await zygote.start(job, [call, stdin, *outputs])
+        except OSError as error:
+            self.status = Status(infra=f"the zygote takes no call: {error}")
+            return
+        finally:
+            self._theirs.close()
+        with anyio.move_on_after(seconds) as limit:
+            await self._hear()
+        if limit.cancelled_caught:  # should it start after all, its supervisor finds nobody here, and ends it
+            self.status = Status(infra=f"it did not start within {seconds:g} s")
+        elif self.status is not None and (failure := zygote.failure()):
+            self.status = Status(infra=failure)
+
+    async def read_until(self, is_enough: Callable[[], bool] = lambda: False) -> None:
+        """Read the pipes until the process has ended, or what was read is enough."""
+        if self.status is not None:
+            return
+        async with anyio.create_task_group() as tasks:
+
+            async def read(fd: int) -> None:
+                while await self._readable(fd):
+                    if is_enough():
+                        tasks.cancel_scope.cancel()
+
+            for fd in self._feeds:
+                tasks.start_soon(read, fd)
+            await self._hear()
+            tasks.cancel_scope.cancel()
+
+    async def tear_down(self) -> None:
+        """End all that is left of it, then read what it had written. Shielded, and bounded in time."""
+        if self.status is None:
+            self._call.shutdown(socket.SHUT_WR)
+            with anyio.move_on_after(TEAR_DOWN_SECONDS, shield=True) as bound:
+                while self.status is None:
+                    await self._hear()
+            if bound.cancelled_caught:
+                log.warning("tool_outlives_kill", action="its zygote and all calls of that are killed")
+                self._zygote.kill()
+                self.status = Status(infra="the sandbox did not end in time")
+        for fd in self._feeds:
+            while self._read_some(fd):
+                pass
+
+    async def _hear(self) -> None:
+        """Wait for the supervisor's next word: that the process is there, or how it ended."""
+        await anyio.wait_readable(self._call)
+        try:
+            message = self._call.recv(_MAX_STATUS)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            message = msgspec.json.encode(Status(infra=f"the supervisor is gone: {error.strerror}"))
+        if message != b"{}":
+            self.status = msgspec.json.decode(message, type=Status) if message else Status(infra="the zygote is gone")
+
+    async def _readable(self, fd: int) -> bool:
+        """Wait for something to read and read it; False at the end."""
+        await anyio.wait_readable(fd)
+        if not self._read_some(fd):
+            return False
+        for _ in range(READS_A_TURN - 1):
+            if not self._read_some(fd):
+                break
+        return True
+
+    def _read_some(self, fd: int) -> bool:
+        """Read what is there; False at the end, and when there is nothing."""
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return False
+        self._feeds[fd](data)
+        return bool(data)
+
+
+def sealed_file(data: bytes) -> int:
+    """A descriptor to read `data` from, whatever its length: no writer that could block, and no reader can grow it."""
+    fd = os.memfd_create("agentrt-request", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    return fd

@@ -1,0 +1,90 @@
+"""`Reply`: what a tool says on its reply descriptor: progress, then one line with its result or error.
+
+    {"progress": 0.4, "eta_s": 3}
+    {"result": ...}   or   {"error": "..."}
+
+Pure: bytes in, values out, memory bounded.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from agentrt.sandbox.capture import decode
+
+NOT_A_REPLY = 'the tool\'s reply is not one JSON line {"result": ...} or {"error": "..."}'
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a tool says it is."""
+
+    progress: float | None = None
+    """From 0 to 1."""
+    eta_s: float | None = None
+    """Seconds to go."""
+
+
+class Said(NamedTuple):
+    """A tool's answer."""
+
+    is_error: bool
+    text: str
+    decode_errors: int = 0
+
+
+class Reply:
+    """Takes lines apart as they come. More than `cap` bytes in a line are no reply."""
+
+    __slots__ = ("_buffer", "_cap", "_lines", "_on_progress", "_overflowed")
+
+    def __init__(self, cap: int, on_progress: Callable[[Progress], None] | None = None) -> None:
+        self._cap, self._on_progress = cap, on_progress
+        self._buffer, self._lines, self._overflowed = bytearray(), list[bytes](), False
+
+    def feed(self, data: bytes) -> None:
+        """Take what was read."""
+        self._buffer += data
+        *lines, rest = self._buffer.split(b"\n")
+        for line in lines:
+            self._take(bytes(line))
+        self._overflowed |= len(rest) > self._cap
+        self._buffer = rest[: self._cap]
+
+    @property
+    def has_line(self) -> bool:
+        """True once a whole line that is no progress is there."""
+        return bool(self._lines) or self._overflowed
+
+    def said(self) -> Said | None:
+        """The answer, taken out, for the next one to come; None if nothing was said."""
+        lines, overflowed = [*self._lines, *([bytes(self._buffer)] if self._buffer.strip() else [])], self._overflowed
+        self._lines, self._buffer, self._overflowed = [], bytearray(), False
+        if not lines and not overflowed:
+            return None
+        return Said(True, NOT_A_REPLY) if len(lines) != 1 or overflowed else read(lines[0])
+
+    def _take(self, line: bytes) -> None:
+        if not line.strip() or len(self._lines) > 1:
+            return
+        if line.lstrip().startswith(b'{"progress"'):
+            try:
+                progress = msgspec.json.decode(line, type=Progress)
+            except msgspec.DecodeError:
+                return
+            if self._on_progress is not None:
+                self._on_progress(progress)
+            return
+        self._overflowed |= len(line) > self._cap
+        self._lines.append(line)
+
+
+def read(line: bytes) -> Said:
+    """One line of a tool's answer."""
+    text, errors = decode(line)
+    try:
+        value = msgspec.json.decode(text, type=dict[str, Any])
+        is_error, said = ("error" in value), value["error"] if "error" in value else value["result"]
+    except (msgspec.DecodeError, KeyError):
+        return Said(True, NOT_A_REPLY, errors)
+    return Said(is_error, said if isinstance(said, str) else msgspec.json.encode(said).decode(), errors)

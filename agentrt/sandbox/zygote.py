@@ -1,0 +1,118 @@
+"""`Zygote`: the runtime's handle on the process that forks into each call. See `agentrt.sandbox.inside.zygote`."""
+
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from agentrt.sandbox.inside.job import Job, Setup
+from agentrt.sandbox.level import Layers
+
+MAX_MESSAGE = 1 << 17
+"""Of a job: arguments and environment."""
+_START = "import sys; sys.path.append(sys.argv[1]); from inside import zygote; zygote.main(int(sys.argv[2]))"
+_ENVIRONMENT = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1",
+}  # fmt: skip
+"""Of the zygote, whose memory every call can read. One thread each: a fork takes no other threads along."""
+FIRST_UID, NUM_UIDS = 60_000, 5_000
+"""Root's tools run as one of these users, who own nothing else."""
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where the folders of this runtime's sandboxes are, and whose they are."""
+
+    scratch: Path
+    uid: int
+    """Who runs tools: the user's own, or one of FIRST_UID... if the runtime is root's."""
+
+    @property
+    def episodes(self) -> Path:
+        return self.scratch / "episodes"
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """What two calls must have in common to be forked from one zygote."""
+
+    imports: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+
+
+class Zygote:
+    """Started by the constructor, which does not wait for it. `Launcher` owns it."""
+
+    def __init__(self, place: Place, layers: Layers, kind: Kind) -> None:
+        root = place.scratch / "root"
+        packages = tuple(sysconfig.get_paths()[name] for name in ("purelib", "platlib")) if kind.imports else ()
+        setup = Setup(
+            namespaces=layers.namespaces, landlock=layers.landlock, seccomp=layers.seccomp,
+            uid=place.uid, root=str(root),
+            episodes=str(place.episodes), readable=[*_interpreter(), *dict.fromkeys(packages), *kind.readable],
+            paths=[*dict.fromkeys(packages)], imports=list(kind.imports),
+        )  # fmt: skip
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            inside = os.path.dirname(os.path.abspath(__file__))
+            self._process = subprocess.Popen(
+                [os.path.realpath(sys.executable), "-I", "-S", "-c", _START, inside, str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),), env=_ENVIRONMENT, cwd="/", start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+        self._control.send(msgspec.json.encode(setup._asdict()))
+        self._control.setblocking(False)
+        self._failure: str | None = None
+        self._uid = place.uid
+
+    def give(self, fd: int) -> None:
+        """Make a pipe or file that of whoever runs tools, who may want to open it again (`/dev/stdout`)."""
+        if os.getuid() != self._uid:
+            os.fchown(fd, self._uid, self._uid)
+
+    async def start(self, job: Job, fds: Sequence[int]) -> None:
+        """Start a call. Raises `OSError` if the zygote has ended or the job is too large."""
+        message = msgspec.json.encode(job._asdict() | {"limits": job.limits._asdict()})
+        if len(message) > MAX_MESSAGE:
+            raise OSError(f"arguments and environment are {len(message)} bytes, more than {MAX_MESSAGE}")
+        while True:
+            try:
+                socket.send_fds(self._control, [message], fds)
+            except BlockingIOError:
+                await anyio.wait_writable(self._control)
+            else:
+                return
+
+    def failure(self) -> str:
+        """Why it could not set up; empty if it could, or has not said yet."""
+        if self._failure is None:
+            try:
+                said = msgspec.json.decode(self._control.recv(MAX_MESSAGE) or b"{}", type=dict[str, object])
+            except OSError:
+                return ""
+            self._failure = str(said.get("failed", ""))
+        return self._failure
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def close(self) -> None:
+        """Take no more calls. Those that run go on, and it ends after the last."""
+        self._control.close()
+
+    def kill(self) -> None:
+        """End it, with all its calls, and wait for that."""
+        self.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _interpreter() -> list[str]:
+    """The folder of the interpreter and the standard library, unless every call can read it anyway."""
+    return [] if f"{sys.base_prefix}/".startswith("/usr/") else [sys.base_prefix]
