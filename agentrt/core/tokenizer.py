@@ -48,7 +48,8 @@ class Tokenizer:
         return list(self._encode_short(text)) if len(text) <= SHORT else self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._text.encode(text, add_special_tokens=False).ids
+        # The batch form, since `encode` keeps the interpreter's lock while it works.
+        ids: list[int] = self._text.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def bytes_of(self, token_id: int) -> bytes:

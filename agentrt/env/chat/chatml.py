@@ -93,7 +93,7 @@ class ChatML(Family):
         self._write_body(pieces, message, with_reasoning=True)
 
     def _write_body(self, pieces: Pieces, message: Message, *, with_reasoning: bool) -> None:
-        if message.reasoning and with_reasoning:
+        if message.reasoning and with_reasoning and self.thinking:
             write_reasoning(pieces, message.reasoning)
         content = self._trimmed(message.content)
         pieces.text(content)

@@ -2,7 +2,7 @@
 
 Marks put into small probe conversations show where a turn ends and what comes after it. The joining text of new
 messages is what the template writes after such a marked turn when they follow it: its cost does not depend on the
-history, and nothing sampled is rendered. `Proof` (see `proof`) then says where appending is the same as rendering the
+history, and nothing sampled is rendered. `proof.prove` then says where appending is the same as rendering the
 whole.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrt.core.errors import UsageError
 from agentrt.core.protocol import FinishReason
-from agentrt.env.chat import harmony, reasoning
+from agentrt.env.chat import harmony, proof, reasoning
 from agentrt.env.chat.calls import coder, deepseek, glm, hermes, mistral, python_list, whole
 from agentrt.env.chat.calls.format import NONE, CallFormat, Schemas
 from agentrt.env.chat.message import Message, ToolCall, Turn
@@ -41,22 +41,36 @@ class Derived(Family):
         self.template, self.tokenizer = template, template.tokenizer
         self._calls_as_text = self._wants_text_arguments()
         self._opening = self._render([Message("user", QUESTION)])
-        self._ends, self._next_speaker_ends = self._find_ends()
-        self.stop_token_ids = tuple(self.tokenizer.special[end] for end in self._ends)
+        self._stops, self._ends, self._next_speaker_ends = self._find_ends()
+        self.stop_token_ids = tuple(self.tokenizer.special[end] for end in self._stops)
         self.calls = self._find_calls()
         self._is_harmony = harmony.CHANNEL in template.source
         self.thinking = self._find_thinking()
         opened = self._opening[self._opening.index(QUESTION) :]
         self.thinks_at_once = self.thinking is not None and opened.rstrip().endswith(self.thinking.open)
 
+        self.lists_tools = proof.lists_tools(template)
+        self.findings: tuple[proof.Finding, ...] = ()
+        self.findings = proof.prove(self, template)
+        """Where appending is the same as rendering the whole, and where it is not."""
+
+    def rewrites(
+        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolDescription] = ()
+    ) -> str:
+        """See `Renderer.rewrites`; by kind of continuation, as the probes found it."""
+        return proof.rule(self.findings, history, new, bool(tools))
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDescription] = ()) -> list[int]:
-        """See `Renderer.prompt`."""
+        """See `Renderer.prompt`. `UsageError` for tools that the template would keep from the model."""
+        if tools and not self.lists_tools:
+            raise UsageError("the model's chat template lists no tools; use a model whose template does")
         protected = self.template.protected(self._plain(messages), plain_tools(tools))
         return self.template.encode(self.template.text(protected.messages, protected.tools), protected)
 
     def join(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> list[int]:
         """See `Renderer.join`."""
-        protected = self.template.protected(self._plain([Message("user", QUESTION), _marked(messages), *messages]))
+        marked = Message("assistant", ANSWER) if self.calls is NONE else _marked(messages)
+        protected = self.template.protected(self._plain([Message("user", QUESTION), marked, *messages]))
         text = self.template.text(protected.messages)
         start, after = self._end_of_marked(text)
         if ended and not (self._next_speaker_ends and end_id not in (None, self.tokenizer.special[text[start:after]])):
@@ -79,19 +93,28 @@ class Derived(Family):
     def turn_text(self, message: Message) -> tuple[Protected, str]:
         """The text that the policy adds to the opening of a turn, with the end token."""
         following: list[Message] = []
-        if not message.reasoning:  # some templates write an empty reasoning block into a last message only
+        if not message.reasoning and not self.thinks_at_once:  # some add an empty reasoning block to a last message
             following = [Message("tool", VALUE, name=call.name, call_id=call.id) for call in message.calls]
             following = following or [Message("user", VALUE)]
         protected = self.template.protected(self._plain([Message("user", QUESTION), message, *following]))
         text = self.template.text(protected.messages, generate=False)
-        if not text.startswith(self._opening):
-            raise UsageError("the template writes a turn of the model otherwise than its generation prompt starts it")
-        body = text[len(self._opening) :]
+        body = self._after_opening(text, message)
         until = body.find(VALUE) if following else len(body)
         at = self._find_end(body, until, last=not following or bool(message.calls))
         if at is None:
-            return protected, body.rstrip() + self._ends[1 if message.calls and len(self._ends) > 1 else 0]
-        return protected, body[: at[1]]
+            return protected, body.rstrip() + self._stops[1 if message.calls and len(self._stops) > 1 else 0]
+        end = body[at[0] : at[1]]
+        return protected, body[: at[0]] + (end if end in self._stops else self._stops[0])
+
+    def _after_opening(self, text: str, message: Message) -> str:
+        """What follows the generation prompt in a text that starts as it does, but for the reasoning that it opens."""
+        if text.startswith(self._opening):
+            return text[len(self._opening) :]
+        if self.thinking and self.thinks_at_once:
+            bare = self._opening[: self._opening.rindex(self.thinking.open)]
+            if text.startswith(bare):
+                return f"{message.reasoning}\n{self.thinking.close}\n\n{text[len(bare) :]}"
+        raise UsageError("the template writes a turn of the model otherwise than its generation prompt starts it")
 
     def _find_end(self, text: str, until: int, *, last: bool) -> tuple[int, int] | None:
         """The first (or last) end token before `until`."""
@@ -101,27 +124,30 @@ class Derived(Family):
     def _end_of_marked(self, text: str) -> tuple[int, int]:
         """Where the end token of the marked turn starts and ends."""
         # Contents that happen to hold a mark come later.
-        start = min(at for mark in (ANSWER, VALUE) if (at := text.find(mark)) >= 0)
-        for marker in self.template.markers.finditer(text, start):
+        found = [at for mark in (ANSWER, VALUE) if (at := text.find(mark)) >= 0]
+        if not found:
+            raise UsageError("the template does not write all calls of a turn, so their results have no place")
+        for marker in self.template.markers.finditer(text, min(found)):
             if marker[0] in self._ends:
                 return marker.span()
         raise UsageError("the template writes no end of a turn before the next message")
 
-    def _find_ends(self) -> tuple[tuple[str, ...], bool]:
-        """The end tokens; and whether they are the marks of who speaks next."""
+    def _find_ends(self) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+        """The tokens that end a turn when it is sampled; those and the ones that end it when it is history; and whether
+        they are the marks of who speaks next."""
         question, answer = Message("user", QUESTION), Message("assistant", ANSWER)
         alone = self._after_answer([question, answer], generate=False)
         between = self._after_answer([question, answer, Message("user", VALUE)])
         call, result = _call_message(), Message("tool", VALUE, name="probe", call_id=CALL_ID)
         called = self._after_answer([question, call], mark=VALUE, generate=False)
         if alone:
-            ends = [alone[0], *between[:1], *called[-1:]]
+            stops = [alone[0], *called[-1:]]
         else:
             answered = self._after_answer([question, call, result], mark=VALUE)
-            ends = between[:1] + answered[len(called) : len(called) + 1]
-        if not ends:
+            stops = between[:1] + answered[len(called) : len(called) + 1]
+        if not stops:
             raise UsageError("the template ends the model's turn with no control token, so nothing would stop it")
-        return tuple(dict.fromkeys(ends)), not alone
+        return tuple(dict.fromkeys(stops)), tuple(dict.fromkeys([*stops, *between[:1]])), not alone
 
     def _after_answer(self, messages: Sequence[Message], *, mark: str = ANSWER, generate: bool = True) -> list[str]:
         """The control tokens after the first `mark`; none if the template refuses the messages."""

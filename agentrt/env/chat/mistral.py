@@ -128,8 +128,8 @@ def _call_object(call: ToolCall) -> dict[str, Any]:
 
 
 def _json_or_text(content: str) -> Any:
-    """What v3 writes into the result: the value of a content that is JSON, else the text."""
+    """What v3 writes into the result: the value of a content that is JSON, else the text; an empty object for none."""
     try:
-        return json.loads(content)
+        return json.loads(content) if content else {}
     except (ValueError, RecursionError):
         return content

