@@ -81,6 +81,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Turns in a row without progress: every call of the turn failed or repeats an earlier one."""
     wall_seconds: float | None = 600.0
     """From the first turn to the last; the partial trajectory is kept."""
+    turn_seconds: float | None = None
+    """One model turn, its wait in the engine's queue included. An engine that takes longer has failed."""
     tool_seconds: float = 20.0
     """One tool call."""
     score_seconds: float = 60.0
@@ -91,11 +93,13 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
             value = getattr(self, name)
             if value is not None and not (0 < value < math.inf):
                 raise ValueError(f"limits.{name} must be above 0, not {value}")
-        if self.wall_seconds is not None and self.tool_seconds > self.wall_seconds:
-            raise ValueError(
-                f"limits.tool_seconds ({self.tool_seconds:g}) is longer than limits.wall_seconds "
-                f"({self.wall_seconds:g}), which encloses it; lower the first or raise the second"
-            )
+        for name in ("turn_seconds", "tool_seconds"):
+            inner = getattr(self, name)
+            if None not in (inner, self.wall_seconds) and inner > self.wall_seconds:
+                raise ValueError(
+                    f"limits.{name} ({inner:g}) is longer than limits.wall_seconds ({self.wall_seconds:g}), which "
+                    "encloses it; lower the first or raise the second"
+                )
 
 
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -141,12 +145,14 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     seed: int = 0
     max_concurrent: int = 64
     """Episodes alive at one time."""
+    max_scoring: int = 32
+    """Episodes scored at one time; waiting to be scored is not charged to `limits.score_seconds`."""
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     engine: EngineSpec = EngineSpec()
 
     def __post_init__(self) -> None:
-        for name in ("groups", "group_size", "max_concurrent"):
+        for name in ("groups", "group_size", "max_concurrent", "max_scoring"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
@@ -154,7 +160,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 def convert(data: Mapping[str, Any], kind: type[T], where: str) -> T:
     """`data` as a `kind`, or a `UsageError` of one sentence that names `where`, the key and, if it is near one, the fix."""
     try:
-        return msgspec.convert(data, kind)
+        return msgspec.convert(data, kind, str_keys=True)
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: {_explain(str(error), kind)}") from error
 

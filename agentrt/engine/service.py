@@ -188,6 +188,7 @@ class LocalSession:
         assert self._is_open, "a session is sampled from inside its `with`"
         check_request(observed_ids, len(self._tokens), params, max_tokens, self._service.bounds)
         self._tokens.observe(observed_ids)
+        del observed_ids  # not kept twice while the turn waits
         sequence = EngineSequence(
             tokens=self._tokens, params=params, max_tokens=max_tokens,
             seed=seeds.derive(self._seed, "turn", self._turns), group=self._hints.group,

@@ -1,0 +1,115 @@
+"""Exact rows on the shipped model: ids and logprob bits of a request do not depend on anything beside it (C29)."""
+
+from functools import cache
+
+import pytest
+
+from agentrt.core.models import find_model
+from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.core.tokens import Tokens
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.model.decoder import Decoder
+from agentrt.engine.model.loader import load_model
+from agentrt.engine.runner import ModelRunner
+from agentrt.engine.sequence import Sequence
+from agentrt.engine.step import EngineCore
+
+PARAMS = SamplingParams(temperature=0.8)
+Output = tuple[list[int], list[float]]
+
+
+@cache
+def sprout() -> tuple[Decoder, Tokenizer]:
+    folder = find_model("sprout")
+    return load_model(folder).decoder, Tokenizer.load(folder)
+
+
+def make_core(*, pages: int = 512, rows: int = 512) -> EngineCore:
+    decoder, tokenizer = sprout()
+    spec = EngineSpec(page_size=16, kv_tokens=16 * pages, step_tokens=rows, max_batch=min(rows, 64))
+    runner = ModelRunner(decoder, spec)
+    return EngineCore(runner, spec, vocab_size=tokenizer.vocab_size, bytes_of=tokenizer.bytes_of)
+
+
+def prompt(index: int) -> list[int]:
+    """Prompts of different lengths that share nothing."""
+    return sprout()[1].encode(f"{index} Start with {7 * index + 3}. " + "Then 12 more come. " * (1 + index % 5))
+
+
+def submit(core: EngineCore, ids: list[int], seed: int, lease: Lease | None = None, tokens: Tokens | None = None) -> Sequence:
+    tokens = Tokens() if tokens is None else tokens
+    tokens.observe(ids)
+    sequence = Sequence(tokens=tokens, params=PARAMS, max_tokens=16, seed=seed)
+    core.submit(sequence, lease or core.open())
+    return sequence
+
+
+def drain(core: EngineCore) -> None:
+    while not core.is_idle:
+        core.step()
+    core.check()
+
+
+def output(sequence: Sequence) -> Output:
+    tokens, start = sequence.tokens, sequence.context_tokens
+    return tokens.token_ids[start:].tolist(), tokens.logprobs[start:].tolist()
+
+
+@cache
+def alone(index: int) -> Output:
+    core = make_core()
+    sequence = submit(core, prompt(index), seed=index)
+    drain(core)
+    return output(sequence)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 7, 31, 32, 33])
+def test_c29_bits_in_batches(batch: int) -> None:
+    core = make_core()
+    sequences = [submit(core, prompt(index), seed=index) for index in range(batch)]
+    drain(core)
+    for index in {0, 1, batch // 2, batch - 1} & set(range(batch)):
+        assert output(sequences[index]) == alone(index)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 16, 33])
+def test_c29_bits_in_chunks(rows: int) -> None:
+    core = make_core(rows=rows)
+    sequence = submit(core, prompt(4), seed=4)
+    drain(core)
+    assert output(sequence) == alone(4)
+
+
+def test_c29_bits_from_the_prefix_cache() -> None:
+    core = make_core()
+    for seed in (77, 4):
+        sequence = submit(core, prompt(4), seed=seed)
+        drain(core)
+    assert sequence.cached_tokens >= 16
+    assert output(sequence) == alone(4)
+
+
+def test_c29_bits_after_preemption() -> None:
+    core = make_core(pages=8)
+    for _ in range(40):
+        core._lengths.add(1)
+    sequences = [submit(core, prompt(index), seed=index) for index in range(4)]
+    drain(core)
+    assert sum(sequence.preemptions for sequence in sequences) > 0
+    assert [output(sequence) for sequence in sequences] == [alone(index) for index in range(4)]
+
+
+def test_bits_of_a_second_turn_cold_or_continued() -> None:
+    core = make_core()
+    lease, tokens = core.open(), Tokens()
+    submit(core, prompt(2), 2, lease, tokens)
+    drain(core)
+    whole = tokens.token_ids.tolist()
+    continued = submit(core, prompt(9), 9, lease, tokens)
+    drain(core)
+    assert continued.cached_tokens == len(whole) - 1
+    cold = make_core()
+    fresh = submit(cold, whole + prompt(9), 9)
+    drain(cold)
+    assert (fresh.cached_tokens, output(fresh)) == (0, output(continued))
