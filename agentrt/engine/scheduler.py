@@ -1,11 +1,12 @@
 """What the next step computes: a pure function of what is running, what waits and how many pages can be had.
 
-Decodes come first and never wait for a prompt. What is left of the step goes to prompt chunks, those begun before those
+Decodes come first and never wait for a prompt. What is left of the step's cost goes to prompt chunks, those begun before those
 that wait, oldest first. Every kind is the same thing here: a sequence has `known` ids, `computed` of them have their KV, and
 the step computes some of the difference; where it computes the last known id, it samples the next.
 """
 
 from collections.abc import Sequence
+from math import ceil, sqrt
 from typing import NamedTuple
 
 from agentrt.engine.forecast import Growth, peak_pages
@@ -31,13 +32,26 @@ class Demand(NamedTuple):
 class Capacity(NamedTuple):
     """What a step has to give."""
 
-    rows: int
-    """Ids it computes at most; no fewer than `sequences`."""
+    rows: float
+    """What it may cost, in rows that attend nothing; no fewer than `sequences`. A row costs more the more keys it sees."""
     sequences: int
     """Sequences that run at most."""
     pages: int
     """Pages that are free or evictable."""
     page_size: int
+    cost_per_key: float = 0.0
+    """What a row costs more for each key it attends, in rows. Measured (`engine.runner`)."""
+
+    def cost(self, start: int, length: int) -> float:
+        """Of the rows at positions `start` up to `start + length`."""
+        return length * (1 + self.cost_per_key * (start + length / 2))
+
+    def affordable(self, start: int) -> int:
+        """How many rows from position `start` on cost no more than what is left: `cost` solved for the length."""
+        if not self.cost_per_key:
+            return int(self.rows)
+        linear = 1 + self.cost_per_key * start
+        return int((sqrt(linear * linear + 2 * self.cost_per_key * max(self.rows, 0)) - linear) / self.cost_per_key)
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
@@ -65,7 +79,7 @@ def plan_step(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Ca
     """The chunks of the next step. `running` and `waiting` are in order of arrival; admission keeps that order."""
     decodes = [demand for demand in running if demand.missing == 1]
     left = capacity._replace(
-        rows=capacity.rows - len(decodes),
+        rows=max(capacity.rows - sum(capacity.cost(demand.computed, 1) for demand in decodes), 1),
         pages=capacity.pages - sum(_pages_more(demand, 1, capacity) for demand in decodes),
     )
     if left.pages < 0:
@@ -110,9 +124,9 @@ def _admit(
     return admitted, 0
 
 
-def _forecast(demands: Sequence[Demand], rows: int, capacity: Capacity) -> int:
+def _forecast(demands: Sequence[Demand], rows: float, capacity: Capacity) -> int:
     """The most pages that these will need at one time beyond those in their tables. A prompt takes steps by its length."""
-    growths = [Growth(demand.known, demand.growth, -(-(demand.missing - 1) // rows)) for demand in demands]
+    growths = [Growth(demand.known, demand.growth, ceil((demand.missing - 1) / rows)) for demand in demands]
     return peak_pages(growths, capacity.page_size) - sum(demand.pages for demand in demands)
 
 
@@ -122,10 +136,12 @@ def _pages_more(demand: Demand, count: int, capacity: Capacity) -> int:
 
 
 def _chunk(demand: Demand, left: Capacity) -> int:
-    """As much of a prompt as the rows and pages left allow."""
+    """As much of a prompt as the cost and pages left allow, and a row at least if there is any cost left."""
     room = (demand.pages + left.pages) * left.page_size - demand.computed
-    return max(0, min(demand.missing, left.rows, room))
+    affordable = max(left.affordable(demand.computed), 1) if left.rows > 0 else 0
+    return max(0, min(demand.missing, affordable, room))
 
 
 def _less(left: Capacity, demand: Demand, count: int) -> Capacity:
-    return left._replace(rows=left.rows - count, pages=left.pages - _pages_more(demand, count, left))
+    rows = left.rows - left.cost(demand.computed, count)
+    return left._replace(rows=rows, pages=left.pages - _pages_more(demand, count, left))

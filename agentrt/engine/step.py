@@ -33,6 +33,8 @@ class Runner(Protocol):
 
     num_pages: int
     page_size: int
+    cost_per_key: float
+    """What a row costs more for each key it attends, in rows that attend nothing."""
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Write the KV of every row to its page and return `logits_MV` for `batch.out_rows_M`."""
@@ -214,4 +216,7 @@ class EngineCore:
         return Demand(slot, sequence.known, lease.computed, len(lease.pages), growth, sequence.group)
 
     def _capacity(self) -> Capacity:
-        return Capacity(self.spec.step_tokens, self.spec.max_batch, self.cache.num_available, self.cache.page_size)
+        spec, cache = self.spec, self.cache
+        return Capacity(
+            spec.step_tokens, spec.max_batch, cache.num_available, cache.page_size, self.runner.cost_per_key
+        )

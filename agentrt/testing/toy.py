@@ -30,6 +30,7 @@ class ToyRunner:
 
     def __init__(self, logits: Logits, *, num_pages: int = 64, page_size: int = 4) -> None:
         self.num_pages, self.page_size, self._logits = num_pages, page_size, logits
+        self.cost_per_key = 0.0
         self._kv = np.full((num_pages, page_size), -1, dtype=np.int64)
         self.prefixes: list[list[int]] = []
         self.rows: list[int] = []

@@ -37,7 +37,9 @@ def prompt(index: int) -> list[int]:
     return sprout()[1].encode(f"{index} Start with {7 * index + 3}. " + "Then 12 more come. " * (1 + index % 5))
 
 
-def submit(core: EngineCore, ids: list[int], seed: int, lease: Lease | None = None, tokens: Tokens | None = None) -> Sequence:
+def submit(
+    core: EngineCore, ids: list[int], seed: int, lease: Lease | None = None, tokens: Tokens | None = None
+) -> Sequence:
     tokens = Tokens() if tokens is None else tokens
     tokens.observe(ids)
     sequence = Sequence(tokens=tokens, params=PARAMS, max_tokens=16, seed=seed)

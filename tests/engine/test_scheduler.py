@@ -54,6 +54,21 @@ def test_pages_that_others_free_in_time_are_room() -> None:
     assert plan_step(long_lived, [demand(0, 8, growth=16)], capacity(pages=4)).lacking == 6
 
 
+def test_a_step_is_budgeted_by_cost_so_late_chunks_are_shorter() -> None:
+    """A key costs a hundredth of a row: 100 rows of budget are 73 rows from position 0, and 9 from position 1,000."""
+    priced = Capacity(rows=100, sequences=8, pages=1000, page_size=4, cost_per_key=0.01)
+    assert plan_step([], [demand(0, 500)], priced).admitted == [Chunk(0, 73)]
+    assert plan_step([demand(0, 1500, 1000)], [], priced).running == [Chunk(0, 9)]
+    assert priced.cost(0, 73) <= 100 < priced.cost(0, 74)
+    assert priced.cost(1000, 9) <= 100 < priced.cost(1000, 10)
+
+
+def test_decodes_run_whatever_they_cost_and_a_prompt_never_stands_still() -> None:
+    priced = Capacity(rows=8, sequences=8, pages=1000, page_size=4, cost_per_key=1.0)
+    running = [demand(0, 400, 399), demand(1, 600, 599), demand(2, 300, 100)]
+    assert plan_step(running, [], priced).running == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1)]
+
+
 def test_the_articles_figure() -> None:
     """Pages of 10, capacity 12, 7 ids a time unit. At time 2, A has ended; D's prompt of 10 takes one unit, until 3."""
     b, c, d = Growth(28, 14), Growth(28, 28), Growth(10, 21, delay=7)
