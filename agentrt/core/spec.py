@@ -145,7 +145,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     seed: int = 0
     max_concurrent: int = 64
     """Episodes alive at one time."""
-    max_scoring: int = 32
+    max_scoring: int = 16
     """Episodes scored at one time; waiting to be scored is not charged to `limits.score_seconds`."""
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()

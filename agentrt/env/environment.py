@@ -78,6 +78,14 @@ class Episode(Protocol):
     def stop_reason(self) -> StopReason | None:
         """Why it ended; None while it runs."""
 
+    async def run(self, program: Tool, arguments: dict[str, Any]) -> str:
+        """The result of a program of the environment's own, run in the episode's sandbox: a checker of what the tools
+        left there, for a reward or a step. The model hears nothing of it, and no limit of the episode counts it.
+
+        Raises `RuntimeError` if it fails or takes longer than `limits.score_seconds`. It is ended with whatever
+        waits for it, so a checker that hangs is gone when its reward has timed out.
+        """
+
     def agent(self, name: str, *messages: Message) -> Agent:
         """A further agent with a prompt of its own: another branch of this episode."""
 

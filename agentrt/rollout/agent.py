@@ -5,12 +5,14 @@ a turn costs what is new in it.
 """
 
 import math
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
+import anyio
 import msgspec
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import EngineFailure, attributed_to
+from agentrt.core.errors import EngineFailure, EnvironmentFailure, attributed_to
 from agentrt.core.protocol import Completion, Session
 from agentrt.core.records import BranchRecord, Fork, StopReason, TurnRecord, branch_record
 from agentrt.core.tokens import Tokens
@@ -54,6 +56,8 @@ class Agent:
         observed = self._rendered(messages)
         context = len(self.tokens) + len(observed)
         granted = budget.grant(context)
+        if granted is StopReason.CONTEXT_LENGTH and not self._is_opened:
+            raise EnvironmentFailure(self._too_long(context, budget.context_length))
         if isinstance(granted, StopReason):
             self.episode.stop(granted)
         self._is_opened = True
@@ -62,7 +66,7 @@ class Agent:
         del observed  # a long prompt is not kept twice while the turn waits
         try:
             with attributed_to(EngineFailure, "the engine failed"):
-                completion = await request
+                completion = await self._in_time(request)
         except BaseException:
             self._keep_partial(context)
             raise
@@ -117,6 +121,21 @@ class Agent:
         if tokens.mask[-1] == 1 and last in setup.renderer.stop_token_ids:
             return setup.renderer.join(messages, ended=True, end_id=last)
         return setup.renderer.join(messages, ended=False)
+
+    async def _in_time(self, request: Awaitable[Completion]) -> Completion:
+        """The completion, or `EngineFailure` after `limits.turn_seconds`."""
+        seconds = self.episode.setup.limits.turn_seconds
+        with anyio.move_on_after(seconds):
+            return await request
+        raise EngineFailure(
+            f"a turn was not done after limits.turn_seconds ({seconds:g} s); raise it, or use fewer episodes"
+        )
+
+    def _too_long(self, tokens: int, context_length: int) -> str:
+        return (
+            f"the prompt of agent {self.name!r} has {tokens} tokens and the model's context only {context_length}, which "
+            "leaves no room for a turn; shorten the task or the tool list, or use a model with a longer context"
+        )
 
     def _taken(self, completion: Completion, granted: int) -> Turn:
         """Note a completion and read it as a turn."""

@@ -26,7 +26,10 @@ CANCELLED, INFRA = "cancelled", "infra"
 class ToolRunner(Protocol):
     """What an episode needs of a sandbox. A context manager; leaving it frees all that its calls used."""
 
-    async def call(self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms) -> ToolResult: ...
+    async def call(
+        self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms, queued: bool = True
+    ) -> ToolResult:
+        """One call. If it is not `queued`, it needs no place among the tools that run: graders have permits of their own."""
 
     def put(self, files: Mapping[str, str]) -> None:
         """Write texts into the episode's folder, by path, before the first call."""

@@ -88,7 +88,8 @@ class _Group:
         if good:
             seconds = self._setup.limits.score_seconds
             episodes, scores = [one.episode for one in good], [one.scores for one in good]
-            await self._setup.rubric.score_group(episodes, scores, seconds)
+            async with self._setup.scoring:
+                await self._setup.rubric.score_group(episodes, scores, seconds)
         for finished in held:
             self._record(finished)
         group = group_record(self._plan.task.id, self._rewards)

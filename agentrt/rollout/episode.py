@@ -7,13 +7,15 @@ from typing import Any, NoReturn
 import msgspec
 
 from agentrt.core import seeds
+from agentrt.core.errors import SandboxFailure
 from agentrt.core.protocol import Completion, Session, SessionHints
 from agentrt.core.records import CallRecord, StopReason
 from agentrt.env.chat.message import Message
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
+from agentrt.env.tool import Tool
 from agentrt.rollout.agent import Agent
-from agentrt.rollout.calls import OK, ToolRunner
+from agentrt.rollout.calls import INFRA, OK, ToolRunner
 from agentrt.rollout.limits import Budget
 from agentrt.rollout.setup import Setup
 
@@ -94,6 +96,18 @@ class Episode:
     def answer(self) -> str:
         turn = self.main.last_turn
         return turn.content if turn is not None else ""
+
+    async def run(self, program: Tool, arguments: dict[str, Any]) -> str:
+        """See `agentrt.env.environment.Episode.run`."""
+        seconds = self.setup.limits.score_seconds
+        result = await self.runner.call(
+            program.argv, arguments, seconds=seconds, terms=program.terms, queued=not self._is_over
+        )
+        if result.outcome == INFRA:
+            raise SandboxFailure(result.text)
+        if result.outcome != OK:
+            raise RuntimeError(f"{program.name}: {result.outcome}: {result.text or result.stderr}")
+        return result.text
 
     def agent(self, name: str, *messages: Message) -> Agent:
         """See `agentrt.env.environment.Episode.agent`."""

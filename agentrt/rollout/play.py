@@ -91,10 +91,11 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finish
             with episode:
                 failure = await _roll_out(episode)
         if failure is None:
-            scoring = clock.now()
-            scores = await setup.rubric.score(episode, setup.limits.score_seconds)
+            async with setup.scoring:
+                scoring = clock.now()
+                scores = await setup.rubric.score(episode, setup.limits.score_seconds)
+                episode.timing.scoring = clock.now() - scoring
             episode.add_given_reward(scores)
-            episode.timing.scoring = clock.now() - scoring
         if failure is not None:
             episode.stop_reason = StopReason.ERROR
             log.info("episode_failed", boundary=failure.boundary, type=failure.type, message=failure.message)

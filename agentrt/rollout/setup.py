@@ -40,5 +40,7 @@ class Setup:
             raise UsageError(f"{type(environment).__name__} has two tools with one name; rename one in its manifest")
         stop_token_ids = tuple(dict.fromkeys((*spec.sampling.stop_token_ids, *renderer.stop_token_ids)))
         self.params = msgspec.structs.replace(spec.sampling, stop_token_ids=stop_token_ids)
+        self.scoring = anyio.CapacityLimiter(spec.max_scoring)
+        """Permits of graders: a stuck one holds up neither episodes nor tools."""
         permits = anyio.CapacityLimiter(CALLS_PER_CORE * (os.cpu_count() or 1))
         self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(Sandbox, permits)

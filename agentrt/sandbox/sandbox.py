@@ -1,7 +1,7 @@
 """`Sandbox`: where one episode's tools run. Owns the episode's folder: made on entering, removed on leaving."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -53,13 +53,17 @@ class Sandbox:
         *,
         seconds: float,
         terms: Terms = DEFAULT_TERMS,
+        queued: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> ToolResult:
-        """Run one tool call, `seconds` long at most. Raises `UsageError` as `require`."""
+        """Run one tool call, `seconds` long at most. Raises `UsageError` as `require`.
+
+        A call that is not `queued` takes no permit: its caller bounds such calls itself.
+        """
         require(terms, self.isolation, allow_weak=self._allow_weak)
         limits = terms.limits
         seconds = min(seconds, limits.wall_seconds or seconds)
-        async with self._permits:
+        async with self._permits if queued else nullcontext():
             zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
             job = self._launcher.job(argv, self._folder, limits)
             result = await channel.call(zygote, job, request, seconds=seconds, limits=limits, on_progress=on_progress)

@@ -40,7 +40,7 @@ class FakeSandbox:
         self.files = dict(files)
 
     async def call(
-        self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms = DEFAULT_TERMS
+        self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms = DEFAULT_TERMS, queued: bool = True
     ) -> ToolResult:
         (name,) = argv
         self.calls.append((name, request))

@@ -149,6 +149,19 @@ async def test_c20_ab_no_room_after_a_tool_result(prompt: int, length: int) -> N
     assert (sampled(record), environment.num_scored, record.reward) == (10, 1, 0.0)
 
 
+async def test_a_prompt_longer_than_the_context_is_a_failure_that_says_so() -> None:
+    engine = ScriptedEngine([said("late")], context_length=20)
+    record = await run_episode(stage(Overflowing(9), engine), TASK)
+    assert (record.status, record.stop_reason, record.reward) == ("error", StopReason.ERROR, None)
+    assert record.error is not None
+    assert record.error.boundary == "environment"
+    assert record.error.message == (
+        "the prompt of agent 'main' has 20 tokens and the model's context only 20, which leaves no room for a turn; "
+        "shorten the task or the tool list, or use a model with a longer context"
+    )
+    assert engine.requests == []
+
+
 async def test_c20_c_room_for_one_token() -> None:
     engine = ScriptedEngine([said("123456789"), said("late")], context_length=64)
     record = await run_episode(stage(Overflowing(9), engine), TASK)

@@ -93,6 +93,15 @@ async def test_a_turn_cut_by_the_wall_limit_keeps_what_was_sampled() -> None:
     assert list(branch.token_ids[turn.start :]) == [*b"1234"]
 
 
+async def test_a_turn_over_its_own_limit_is_the_engines_failure() -> None:
+    engine = ScriptedEngine([Answer(said("123456789"), seconds=100)])
+    record = await run_episode(stage(Waiting(), engine, limits=Limits(turn_seconds=45)), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.boundary, record.reward) == ("error", "engine", None)
+    assert "limits.turn_seconds (45 s)" in record.error.message
+    assert list(record.branches[0].token_ids[record.branches[0].turns[0].start :]) == [*b"1234"]
+
+
 async def test_a_call_in_flight_at_the_wall_limit_is_recorded() -> None:
     sandbox = waiting(9 * HOUR)
     engine = ScriptedEngine([said(called("wait", '{"a": 1}') + called("wait", '{"a": 2}'))])
