@@ -64,8 +64,16 @@ def renderer_of(template: Template) -> Family:
 
 
 def agrees(family: Family, template: Template) -> bool:
-    """True if the family writes all probes that the template admits as it does, or names the rule where it cannot."""
-    findings = [finding for finding in proof.prove(family, template) if not _refused_by(template, finding)]
+    """True if the family writes all probes that the template admits as it does, or names the rule where it cannot.
+
+    A template that lists no tools has no say in how calls are written.
+    """
+    with_calls = proof.lists_tools(template)
+    findings = [
+        finding
+        for finding in proof.prove(family, template)
+        if (with_calls or not finding.kind.calls) and not _refused_by(template, finding)
+    ]
     return bool(findings) and all(
         finding.opens_alike and (finding.verdict == "same" or finding.is_known) for finding in findings
     )

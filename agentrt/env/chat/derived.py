@@ -107,13 +107,14 @@ class Derived(Family):
         return protected, body[: at[0]] + (end if end in self._stops else self._stops[0])
 
     def _after_opening(self, text: str, message: Message) -> str:
-        """What follows the generation prompt in a text that starts as it does, but for the reasoning that it opens."""
+        """What follows the generation prompt in a text that starts as it does, but for the reasoning block that it opens
+        (or writes empty) and history has not."""
         if text.startswith(self._opening):
             return text[len(self._opening) :]
-        if self.thinking and self.thinks_at_once:
-            bare = self._opening[: self._opening.rindex(self.thinking.open)]
-            if text.startswith(bare):
-                return f"{message.reasoning}\n{self.thinking.close}\n\n{text[len(bare) :]}"
+        bare = self._opening.rpartition(self.thinking.open)[0] if self.thinking else ""
+        if self.thinking and bare and text.startswith(bare):
+            thought = f"{message.reasoning}\n{self.thinking.close}\n\n" if self.thinks_at_once else ""
+            return thought + text[len(bare) :]
         raise UsageError("the template writes a turn of the model otherwise than its generation prompt starts it")
 
     def _find_end(self, text: str, until: int, *, last: bool) -> tuple[int, int] | None:

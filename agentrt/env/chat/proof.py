@@ -37,6 +37,11 @@ class Kind(NamedTuple):
     """From the history, the new messages and whether there are tools."""
 
     @property
+    def calls(self) -> bool:
+        """The probe has tool calls."""
+        return any(turn.calls for turn, _ in self.exchanges)
+
+    @property
     def asks(self) -> bool:
         """The new message is a question."""
         return any(message.role == "user" for message in self.exchanges[-1][1])
@@ -57,10 +62,11 @@ class Finding(NamedTuple):
 def prove(renderer: Family, template: Template) -> tuple[Finding, ...]:
     """Try every kind. Raises nothing: a probe that template or renderer refuse is `refused`, with the reason.
 
-    Of a template that lists no tools only the kinds without them are tried.
+    For a template that lists no tools the probes have none either.
     """
     with_tools = lists_tools(template)
-    findings = [_try(kind, renderer, template) for kind in KINDS if with_tools or not kind.has_tools]
+    kinds = [kind._replace(has_tools=kind.has_tools and with_tools) for kind in KINDS]
+    findings = [_try(kind, renderer, template) for kind in kinds]
     broken = [finding.kind.words for finding in findings if finding.verdict == "rewritten" and finding.kind.asks]
     if not broken:
         return tuple(findings)
@@ -177,11 +183,6 @@ KINDS: tuple[Kind, ...] = (
         lambda history, new, has_tools: sum(bool(message.calls) for message in history) > 1,
     ),
     Kind(
-        "a question after tool use", "changes turns with calls once a question follows",
-        (_QUESTION,), ((_CALL, (_RESULT,)), (_ANSWER, (_AGAIN,))), True,
-        lambda history, new, has_tools: _asks(new) and any(message.calls for message in history),
-    ),
-    Kind(
         "a question with tools listed", "moves the tool list when a question follows",
         (_QUESTION,), ((_ANSWER, (_AGAIN,)),), True,
         lambda history, new, has_tools: _asks(new) and has_tools,
@@ -190,5 +191,10 @@ KINDS: tuple[Kind, ...] = (
         "a question with a system text", "moves the system text when a question follows",
         (Message("system", "Be brief."), _QUESTION), ((_ANSWER, (_AGAIN,)),), False,
         lambda history, new, has_tools: _asks(new) and bool(history) and history[0].role == "system",
+    ),
+    Kind(
+        "a question after tool use", "changes turns with calls once a question follows",
+        (_QUESTION,), ((_CALL, (_RESULT,)), (_ANSWER, (_AGAIN,))), True,
+        lambda history, new, has_tools: _asks(new) and any(message.calls for message in history),
     ),
 )  # fmt: skip
