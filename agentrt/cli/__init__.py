@@ -5,16 +5,17 @@ import sys
 import typer
 
 from agentrt.cli.describe import describe
+from agentrt.cli.eval import evaluate
+from agentrt.cli.launch import INTERRUPTED
 from agentrt.cli.run import run
 from agentrt.core.errors import AgentrtError, UsageError
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="agentrt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
     help="Rolls out agents for reinforcement learning: real episodes, sandboxed tools, exact tokens.",
 )  # fmt: skip
 app.command()(run)
+app.command("eval")(evaluate)
 app.command()(describe)
 
 

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -128,6 +128,9 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             )
 
 
+Purpose = Literal["run", "eval"]
+
+
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole run. Two runs with the same spec on the same machine sample the same ids."""
 
@@ -137,6 +140,8 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Keyword arguments of the environment's class."""
     model: str = "sprout"
     """A name, a folder, or org/name of a model on the Hugging Face hub."""
+    purpose: Purpose = "run"
+    """The command that it is for: records of an evaluation are never mixed with others."""
     split: str = "train"
     groups: int = 4
     """Tasks: the first N of the split in an order fixed by the seed."""

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 import msgspec
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from agentrt.core.records import EpisodeRecord, good_records
 
+UNKNOWN = "other names"
+"""For calls of tools that do not exist: a policy invents many names."""
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
 
 
@@ -38,13 +41,19 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     stop_reasons: dict[str, int]
     failures: dict[str, int]
     """Attempts that failed, by what was raised."""
+    unscored: dict[str, int]
+    """Good episodes without a reward, by reason."""
     turns: int
     tool_calls: int
+    tools: dict[str, dict[str, int]]
+    """How the calls of each tool ended."""
     tokens_sampled: int
     tokens_prefilled: int
     tokens_reused: int
     seconds: dict[str, float]
     """Summed over episodes, which overlap: where an episode's time goes."""
+    slowest: str
+    """The episode that took longest, and on what."""
 
 
 def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
@@ -64,32 +73,42 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
         metrics=_metrics(good),
         stop_reasons=dict(Counter(record.stop_reason.value for record in good).most_common()),
         failures=dict(Counter(_cause(record) for record in attempts if record.status == "error").most_common()),
+        unscored=dict(Counter(record.reward_reason or "unknown" for record in good if record.reward is None)),
         turns=len(turns),
         tool_calls=sum(len(record.calls) for record in good),
+        tools=_tools(good),
         tokens_sampled=sum(turn.end - turn.start for turn in turns),
         tokens_prefilled=sum(turn.start - turn.cached_tokens for turn in turns),
         tokens_reused=sum(turn.cached_tokens for turn in turns),
         seconds={phase: sum(record.timing.get(phase, 0.0) for record in good) for phase in PHASES},
+        slowest=_slowest(good),
     )
 
 
-def render(summary: Summary, wall_seconds: float, folder: str) -> RenderableType:
+def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: bool = True) -> RenderableType:
     """The summary as a person reads it, one screen."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("episodes", f"{summary.good} good, {summary.failed} failed of {summary.episodes}")
     for cause, count in summary.failures.items():
-        table.add_row("", f"[red]{count} × {cause}[/red]")
-    table.add_row("reward", _spread(summary))
-    for name, part in summary.rewards.items():
-        mean = "none" if part.mean is None else f"{part.mean:.3f}"
-        table.add_row(f"  {name}", f"{mean}  (weight {part.weight:g}, {part.count} scored)")
+        table.add_row("", f"[red]{count} × {escape(cause)}[/red]")
+    if with_rewards:
+        table.add_row("reward", _spread(summary))
+        for name, part in summary.rewards.items():
+            mean = "none" if part.mean is None else f"{part.mean:.3f}"
+            table.add_row(f"  {name}", f"{mean}  (weight {part.weight:g}, {part.count} scored)")
+    for reason, count in summary.unscored.items():
+        table.add_row("", f"[red]{count} × not scored: {escape(reason)}[/red]")
     for name, value in summary.metrics.items():
         table.add_row(f"  {name}", f"{value:.3f}  (metric)")
     table.add_row("ended by", ", ".join(f"{reason} {count}" for reason, count in summary.stop_reasons.items()) or "–")
     table.add_row("turns", f"{summary.turns}, with {summary.tool_calls} tool calls")
+    for name, outcomes in summary.tools.items():
+        table.add_row(f"  {escape(name)}", ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()))
     table.add_row("tokens", _tokens(summary, wall_seconds))
     table.add_row("time", f"{wall_seconds:.1f} s; an episode's: {_split(summary.seconds)}")
-    table.add_row("records", folder)
+    if summary.slowest:
+        table.add_row("slowest", escape(summary.slowest))
+    table.add_row("records", escape(folder))
     return Group("", table)
 
 
@@ -119,6 +138,24 @@ def _metrics(good: list[EpisodeRecord]) -> dict[str, float]:
     names = dict.fromkeys(name for record in good for name in record.metrics)
     values = {name: [record.metrics[name] for record in good if name in record.metrics] for name in names}
     return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
+
+
+def _tools(good: list[EpisodeRecord]) -> dict[str, dict[str, int]]:
+    outcomes: dict[str, Counter[str]] = {}
+    for record in good:
+        for call in record.calls:
+            name = UNKNOWN if call.outcome == "unknown_tool" else call.name
+            outcomes.setdefault(name, Counter())[call.outcome] += 1
+    return {name: dict(counts.most_common()) for name, counts in sorted(outcomes.items())}
+
+
+def _slowest(good: list[EpisodeRecord]) -> str:
+    longest = max(good, key=lambda record: record.timing.get("total", 0.0), default=None)
+    if longest is None:
+        return ""
+    spent = {phase: longest.timing.get(phase, 0.0) for phase in PHASES}
+    total = longest.timing.get("total", 0.0)
+    return f"{longest.task_id} member {longest.member}: {total:.2f} s, {_split(spent)}"
 
 
 def _cause(record: EpisodeRecord) -> str:

@@ -77,8 +77,8 @@ class _Watch:
         place = f"{holder.f_code.co_filename}:{holder.f_lineno}"
         if place not in self._named:
             self._named.add(place)
-            coroutine = holder.f_code.co_qualname
-            log.warning("loop_held", coroutine=coroutine, at=place, seconds=round(seconds, 3), stack=stack)
+            log.warning("loop_held", coroutine=holder.f_code.co_qualname, at=place, seconds=round(seconds, 3))
+            log.info("loop_held_stack", at=place, frames=stack)  # to the file: too long for a terminal
 
 
 def _innermost_coroutine(frame: FrameType | None) -> FrameType | None:

@@ -64,6 +64,7 @@ class Agent:
         self._num_samples += 1
         request = self._session.sample(observed, self.episode.setup.params, max_tokens=granted)
         del observed  # a long prompt is not kept twice while the turn waits
+        self.episode.enter("model")
         try:
             with attributed_to(EngineFailure, "the engine failed"):
                 completion = await self._in_time(request)
@@ -71,6 +72,7 @@ class Agent:
             self._keep_partial(context)
             raise
         finally:
+            self.episode.enter("environment")
             budget.settle(granted, max(0, len(self.tokens) - context))
         return self._taken(completion, granted)
 
@@ -86,10 +88,12 @@ class Agent:
         running = next((record for record in records if record.outcome == tool_calls.CANCELLED), None)
         if running is not None:
             self._session.pause(running.name)
+            episode.enter("tools", running.name)
         started = clock.now()
         try:
             await tool_calls.run_calls(calls, tools, episode.runner, episode.setup.limits.tool_seconds, records)
         finally:
+            episode.enter("environment")
             episode.timing.tools += clock.now() - started
             episode.note_calls(records)
         return [

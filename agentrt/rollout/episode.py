@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from agentrt.core import seeds
+from agentrt.core import clock, seeds
 from agentrt.core.errors import SandboxFailure
 from agentrt.core.protocol import Completion, Session, SessionHints
 from agentrt.core.records import CallRecord, StopReason
@@ -14,6 +14,7 @@ from agentrt.env.chat.message import Message
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
 from agentrt.env.tool import Tool
+from agentrt.report.running import Phase
 from agentrt.rollout.agent import Agent
 from agentrt.rollout.calls import INFRA, OK, ToolRunner
 from agentrt.rollout.limits import Budget
@@ -50,8 +51,8 @@ class Episode:
     """Implements `agentrt.env.environment.Episode`. A context manager: leaving it closes the sessions of its agents."""
 
     __slots__ = (
-        "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "metrics", "runner",
-        "seed", "setup", "state", "stop_reason", "task", "timing",
+        "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "metrics", "phase",
+        "phase_since", "runner", "seed", "setup", "started", "state", "stop_reason", "task", "timing", "tool_name",
     )  # fmt: skip
 
     def __init__(self, setup: Setup, task: Task, member: int, seed: int, runner: ToolRunner) -> None:
@@ -68,6 +69,10 @@ class Episode:
         """The calls made so far."""
         self._sessions = ExitStack()
         self._is_over = False
+        self.phase: Phase = "environment"
+        """For displays, as `agentrt.report.running.RunningEpisode` has it."""
+        self.tool_name = ""
+        self.started = self.phase_since = clock.now()
 
     def __repr__(self) -> str:
         return f"<Episode {self.task.id} member {self._member}, {self.stop_reason or 'running'}>"
@@ -78,6 +83,20 @@ class Episode:
     def __exit__(self, *exc: object) -> None:
         self._is_over = True
         self._sessions.close()
+
+    @property
+    def label(self) -> str:
+        """Task and member, for people."""
+        return f"{self.task.id} member {self._member}"
+
+    @property
+    def turns(self) -> int:
+        """Turns begun, over all branches."""
+        return self.budget.turns
+
+    def enter(self, phase: Phase, tool_name: str = "") -> None:
+        """Say what it does from now on."""
+        self.phase, self.tool_name, self.phase_since = phase, tool_name, clock.now()
 
     @property
     def main(self) -> Agent:

@@ -4,12 +4,16 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from heapq import nsmallest
 
+import anyio.lowlevel
+
 from agentrt.core import seeds
 from agentrt.core.errors import UsageError
 from agentrt.core.spec import nearest
 from agentrt.env.environment import Environment
 from agentrt.env.task import Task
 
+TASKS_A_TURN = 16
+"""Of the event loop."""
 WINDOW = 4096
 """A split may be endless, so the tasks are drawn from its first ones: this many, or as many as are asked for."""
 
@@ -49,7 +53,9 @@ def _rank(item: tuple[int, str, Task]) -> tuple[int, str]:
 async def _first(tasks: AsyncIterator[Task], count: int) -> AsyncGenerator[Task, None]:
     """The first `count` tasks. The iterator is asked for no more, and is closed if it can be."""
     try:
-        for _ in range(count):
+        for index in range(count):
+            if index % TASKS_A_TURN == 0:
+                await anyio.lowlevel.checkpoint()  # most iterators make tasks without waiting for anything
             try:
                 yield await anext(tasks)
             except StopAsyncIteration:

@@ -86,12 +86,16 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finish
     runner = setup.sandboxes()
     episode, scores = Episode(setup, task, member, seed, runner), Scores()
     with bound_contextvars(task=task.id, member=member), ExitStack() as stack:
+        setup.running.add(episode)
+        stack.callback(setup.running.discard, episode)
         failure = _enter(stack, runner, task)
         if failure is None:
             with episode:
                 failure = await _roll_out(episode)
         if failure is None:
+            episode.enter("waiting")
             async with setup.scoring:
+                episode.enter("scoring")
                 scoring = clock.now()
                 scores = await setup.rubric.score(episode, setup.limits.score_seconds)
                 episode.timing.scoring = clock.now() - scoring

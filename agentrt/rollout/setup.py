@@ -13,6 +13,7 @@ from agentrt.core.spec import RunSpec
 from agentrt.env.chat.renderer import Renderer
 from agentrt.env.environment import Environment
 from agentrt.env.rubric import Rubric
+from agentrt.report.running import RunningEpisode
 from agentrt.rollout.calls import ToolRunner
 from agentrt.sandbox.sandbox import Sandbox
 
@@ -40,6 +41,8 @@ class Setup:
             raise UsageError(f"{type(environment).__name__} has two tools with one name; rename one in its manifest")
         stop_token_ids = tuple(dict.fromkeys((*spec.sampling.stop_token_ids, *renderer.stop_token_ids)))
         self.params = msgspec.structs.replace(spec.sampling, stop_token_ids=stop_token_ids)
+        self.running: set[RunningEpisode] = set()
+        """The episodes that run now, for displays."""
         self.scoring = anyio.CapacityLimiter(spec.max_scoring)
         """Permits of graders: a stuck one holds up neither episodes nor tools."""
         permits = anyio.CapacityLimiter(CALLS_PER_CORE * (os.cpu_count() or 1))

@@ -18,7 +18,9 @@ EVAL_TASKS = 256
 
 FIRST = ("Bal", "Dor", "Fen", "Gil", "Hal", "Jor", "Kel", "Lum", "Mar", "Nor", "Pel", "Ros", "Sel", "Tam", "Vin", "Wes")
 SECOND = ("an", "bo", "da", "en", "ic", "ka", "li", "mo", "na", "os", "ra", "si", "to", "um", "vi", "ya")
-TOWN = ("bury", "dale", "field", "ford", "mouth", "port", "ton", "wick")
+LAST = ("bury", "dale", "field", "ford", "mouth", "port", "ton", "wick")
+NAMES = tuple(first + second for first in FIRST for second in SECOND)
+TOWNS = tuple(first + last for first in FIRST for last in LAST)
 RELATIONS = ("teacher", "friend", "boss")
 PEOPLE = 12
 MAX_RELATIONS = 2
@@ -95,8 +97,7 @@ def hostile_riddle(index: int, rng: random.Random) -> Riddle:
 
 
 def _people(rng: random.Random) -> dict[str, Person]:
-    names = rng.sample([first + second for first in FIRST for second in SECOND], PEOPLE)
-    towns = rng.sample([first + last for first in FIRST for last in TOWN], PEOPLE)
+    names, towns = rng.sample(NAMES, PEOPLE), rng.sample(TOWNS, PEOPLE)
     return {
         name: Person(name, town, tuple(rng.sample([other for other in names if other != name], len(RELATIONS))))
         for name, town in zip(names, towns, strict=True)

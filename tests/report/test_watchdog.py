@@ -25,9 +25,9 @@ async def test_the_coroutine_that_holds_the_loop_is_named_once() -> None:
             await anyio.sleep(0.05)
             for _ in range(2):
                 await holds_the_loop(0.5)
-    (event,) = logs
+    event, details = logs
     assert (event["event"], event["log_level"], event["coroutine"]) == ("loop_held", "warning", "holds_the_loop")
-    assert "works()" in event["stack"]
+    assert "works()" in details["frames"]
     assert event["seconds"] >= 0.04
 
 

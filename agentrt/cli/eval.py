@@ -1,0 +1,75 @@
+"""`agentrt eval`: how good a model is on tasks it was not trained on, with intervals, in a folder of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group
+
+from agentrt.cli.launch import INTERRUPTED, checked_environment, launch, named_by
+from agentrt.cli.spec import chosen_spec
+from agentrt.core.errors import UsageError
+from agentrt.report import evaluation, summary
+from agentrt.rollout.sink import spec_toml
+
+TRAINING = "train"
+
+
+def evaluate(
+    environment: Annotated[
+        str | None, typer.Argument(help="A name (`agentrt describe` lists them), a module path or a file.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model's name, its folder, or org/name on the hub.  \\[default: sprout]")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Held-out or adversarial tasks.  \\[default: eval]")] = None,
+    groups: Annotated[int | None, typer.Option(help="How many tasks.  \\[default: 32]")] = None,
+    group_size: Annotated[int | None, typer.Option(help="Episodes of each task.  \\[default: 4]")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed samples the same ids.  \\[default: 0]")] = None,
+    success: Annotated[float, typer.Option(help="The reward from which on an episode has passed, for pass@k.")] = 1.0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A new folder.  \\[default: outputs/eval-ENVIRONMENT-TIME]")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A TOML file with the spec; options override it.")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the spec, dotted; repeatable.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(help="Finish the evaluation in this folder.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole spec and stop.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End standard output with the evaluation as one JSON object.")
+    ] = False,
+) -> None:
+    """Evaluate a model on held-out tasks: pass@k and each reward's mean, with confidence intervals.
+
+    Examples:
+
+    [cyan]agentrt eval calculator[/cyan]
+
+    [cyan]agentrt eval lookup --split adversarial --model smollm2-135m --group-size 1[/cyan]
+    """
+    options = {
+        "environment": environment, "model": model, "split": split, "groups": groups, "group_size": group_size, "seed": seed,
+    }  # fmt: skip
+    spec = chosen_spec("eval", config, options, assignments or [], resume, output)
+    if spec.split == TRAINING:
+        raise UsageError("an evaluation takes held-out tasks; choose another --split, or use `agentrt run`")
+    loaded = checked_environment(spec)
+    if dry_run:
+        print(spec_toml(spec), end="")
+        return
+    path = resume or output or named_by(spec.environment, "eval-")
+    launched = launch(spec, loaded, path, is_resumed=resume is not None)
+    records = list(launched.folder.trajectories())
+    found, ran = evaluation.evaluate(records, success), summary.summarise(records, spec.groups * spec.group_size)
+    Console(highlight=False).print(
+        Group(evaluation.render(found), summary.render(ran, launched.seconds, str(path), with_rewards=False))
+    )
+    if as_json:
+        result = {"folder": str(path), "seconds": launched.seconds, "evaluation": found, "summary": ran}
+        print(msgspec.json.encode(result).decode(), flush=True)
+    if launched.is_interrupted:
+        raise typer.Exit(INTERRUPTED)
+    if ran.good == 0:
+        raise typer.Exit(1)

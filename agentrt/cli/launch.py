@@ -1,0 +1,148 @@
+"""What `run` and `eval` share: from a spec to records in a folder, with a display, on an event loop of its own."""
+
+import platform
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+from rich.console import Console
+
+from agentrt.core.errors import AgentrtError
+from agentrt.core.models import find_model
+from agentrt.core.protocol import EngineInfo
+from agentrt.core.spec import RunSpec
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.env import registry
+from agentrt.env.chat.choose import renderer_for
+from agentrt.env.environment import Environment
+from agentrt.report.lines import ProgressLines
+from agentrt.report.live import LiveProgress
+from agentrt.report.log import logging_to
+from agentrt.report.watchdog import watching_loop
+from agentrt.rollout.order import check_split
+from agentrt.rollout.run import run as roll_out
+from agentrt.rollout.setup import Setup
+from agentrt.rollout.sink import RunFolder
+
+if TYPE_CHECKING:
+    from agentrt.engine.service import EngineService
+
+INTERRUPTED = 130
+SWITCH_SECONDS = 0.0005
+"""Of the interpreter between threads: a busy loop starved the step thread for minutes at the default of 5 ms."""
+
+Progress = LiveProgress | ProgressLines
+
+
+class Launched(NamedTuple):
+    """How a run went. Its records are in the folder."""
+
+    folder: RunFolder
+    attempts: int
+    is_interrupted: bool
+    seconds: float
+
+
+def checked_environment(spec: RunSpec) -> Environment:
+    """The environment of a spec, with its split; `UsageError` for what is wrong."""
+    environment = registry.load(spec.environment, **spec.environment_args)
+    check_split(environment, spec.split)
+    return environment
+
+
+def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: bool) -> Launched:
+    """Run what is left of a spec into the folder at `path`. The first SIGINT or SIGTERM ends it in order."""
+    model_folder = find_model(spec.model)
+    tokenizer = Tokenizer.load(model_folder)
+    renderer = renderer_for(model_folder, tokenizer)
+    engine = _engine(model_folder, tokenizer, spec)
+    if environment.tools:
+        _probe_sandbox()
+    folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, engine.info)
+    say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
+    setup = Setup(environment=environment, engine=engine, renderer=renderer, spec=spec)
+    started = time.perf_counter()
+    with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
+        sys.setswitchinterval(SWITCH_SECONDS)
+        attempts, is_interrupted = anyio.run(_roll_out, setup, spec, folder, progress)
+    seconds = time.perf_counter() - started
+    if not attempts and not is_interrupted:
+        say("this run is complete: nothing was left to do")
+    return Launched(folder, attempts, is_interrupted, seconds)
+
+
+def named_by(environment: str, prefix: str = "") -> Path:
+    """A folder's path for a run that was given none: outputs/NAME-TIME."""
+    name = Path(environment.replace(":", "-")).stem if environment.endswith(".py") else environment
+    name = Path(name.partition(".py:")[0]).name.replace(":", "-")
+    return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def say(line: str) -> None:
+    """A line for the person at the terminal, apart from the command's output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _engine(model_folder: Path, tokenizer: Tokenizer, spec: RunSpec) -> "EngineService":
+    say(f"loading {spec.model} (the first time also compiles kernels, for up to a minute)")
+    from agentrt.engine.local import local_engine  # here, because it imports torch and numba
+
+    return local_engine(model_folder, tokenizer, spec.engine)
+
+
+def _probe_sandbox() -> None:
+    """Find the level of isolation now, as it blocks, and say which it is."""
+    from agentrt.sandbox.probe import shared
+
+    say(f"tools run isolated at {shared().isolation.line}")
+
+
+def _created(path: Path, spec: RunSpec, environment: Environment, engine: EngineInfo) -> RunFolder:
+    versions = {name: version(name) for name in ("agentrt", "torch", "numba", "tokenizers")} | {
+        "python": platform.python_version(), "model": engine.model_hash,
+        "environment": registry.describe(environment).source_hash,
+    }  # fmt: skip
+    return RunFolder.create(path, spec, versions)
+
+
+@contextmanager
+def _progress(spec: RunSpec) -> Iterator[Progress]:
+    """Live on a terminal, lines elsewhere."""
+    episodes = spec.groups * spec.group_size
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield ProgressLines(sys.stderr, groups=spec.groups, episodes=episodes)
+        return
+    with LiveProgress(console, groups=spec.groups, episodes=episodes) as live:
+        yield live
+
+
+async def _roll_out(setup: Setup, spec: RunSpec, folder: RunFolder, progress: Progress) -> tuple[int, bool]:
+    """Run what is left: attempts made, and whether a signal ended it. The second signal is the system's."""
+    attempts, failure = 0, None
+    async with setup.engine, anyio.create_task_group() as watching, watching_loop():
+        watching.start_soon(progress.follow, setup.running, setup.engine.statistics)
+        with anyio.CancelScope() as work:
+            watching.start_soon(_cancel_on_signal, work)
+            try:
+                attempts = await roll_out(setup, spec, folder, progress)
+            except AgentrtError as error:
+                failure = error
+        watching.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return attempts, work.cancelled_caught
+
+
+async def _cancel_on_signal(work: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            say("interrupted: episodes in flight are dropped, all others are kept; go on with --resume")
+            work.cancel()
+            return
