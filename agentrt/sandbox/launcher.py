@@ -86,8 +86,7 @@ def make_place() -> Place:
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     lock = os.open(folder / _LOCK, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # held until the process ends
-    uid = os.getuid() or FIRST_UID + os.getpid() % NUM_UIDS
-    place = Place(folder, uid)
+    place = Place(folder, os.getuid() or _unprivileged())
     for path in (folder, place.episodes):
         path.mkdir(exist_ok=True)
         path.chmod(0o711)  # whoever runs a tool passes through, and lists nothing
@@ -95,6 +94,13 @@ def make_place() -> Place:
     owner = os.getpid()
     atexit.register(lambda: remove(folder) if os.getpid() == owner else None)
     return place
+
+
+def _unprivileged() -> int:
+    """A user that root can become, with nothing of its own; 0 if there is none (a namespace with one user)."""
+    uid = FIRST_UID + os.getpid() % NUM_UIDS
+    ranges = [[*map(int, line.split())] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return uid if any(first <= uid < first + count for first, _, count in ranges) else 0
 
 
 def sweep() -> None:

@@ -96,8 +96,6 @@ class Process:
             await self._hear()
         if limit.cancelled_caught:  # should it start after all, its supervisor finds nobody here, and ends it
             self.status = Status(infra=f"it did not start within {seconds:g} s")
-        elif self.status is not None and (failure := zygote.failure()):
-            self.status = Status(infra=failure)
 
     async def read_until(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Read the pipes until the process has ended, or what was read is enough."""

@@ -67,7 +67,6 @@ class Zygote:
             )  # fmt: skip
         self._control.send(msgspec.json.encode(setup._asdict()))
         self._control.setblocking(False)
-        self._failure: str | None = None
         self._uid = place.uid
 
     def give(self, fd: int) -> None:
@@ -87,16 +86,6 @@ class Zygote:
                 await anyio.wait_writable(self._control)
             else:
                 return
-
-    def failure(self) -> str:
-        """Why it could not set up; empty if it could, or has not said yet."""
-        if self._failure is None:
-            try:
-                said = msgspec.json.decode(self._control.recv(MAX_MESSAGE) or b"{}", type=dict[str, object])
-            except OSError:
-                return ""
-            self._failure = str(said.get("failed", ""))
-        return self._failure
 
     @property
     def has_ended(self) -> bool:

@@ -1,7 +1,12 @@
-"""Each level of isolation, forced: a test of the sandbox runs at every level that this machine has."""
+"""Each level of isolation, forced: a test of the sandbox runs at every level that this machine has.
 
+Also lets the tests of this folder import its helper, `attacks`.
+"""
+
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +15,8 @@ from agentrt.sandbox.launcher import Launcher, make_place
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.probe import strongest
 from agentrt.sandbox.zygote import Place
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """One-shot calls: the contract, and that nothing outlives a call."""
 
 import os
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ import pytest
 
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Level
+from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
-from agentrt.sandbox.terms import ToolLimits
+from agentrt.sandbox.terms import Terms, ToolLimits
 
 pytestmark = pytest.mark.anyio
 
@@ -139,6 +141,46 @@ async def test_c16_more_than_the_cap_is_drained(sandbox: Sandbox) -> None:
     assert (result.outcome, result.exit_code, result.truncated) == ("ok", 0, True)
     assert result.total_bytes == 20_000_000
     assert len(result.text) <= ToolLimits().output_bytes
+
+
+@pytest.mark.parametrize("size", [9_999, 10_000, 10_001, 16_384])
+async def test_c16_the_cap_is_exact(sandbox: Sandbox, size: int) -> None:
+    terms = Terms(limits=ToolLimits(output_bytes=10_000))
+    result = await sandbox.call(
+        ["/bin/sh", "-c", f"head -c {size} /dev/zero | tr '\\0' x"], {}, seconds=20, terms=terms
+    )
+    assert (result.total_bytes, result.truncated, result.exit_code) == (size, size > 10_000, 0)
+    assert len(result.text) == size if size <= 10_000 else len(result.text) <= 10_000
+    assert ("bytes left out" in result.text) is result.truncated
+
+
+async def test_c16_two_hundred_megabytes_are_drained_and_not_kept(sandbox: Sandbox) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    result = await shell(sandbox, "head -c 200000000 /dev/zero; exit 0")
+    assert (result.outcome, result.exit_code, result.total_bytes) == ("ok", 0, 200_000_000)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000
+
+
+async def test_c15_bytes_that_are_no_text(sandbox: Sandbox) -> None:
+    code = "import sys; sys.stdout.buffer.write(bytes.fromhex('636166E9209620FFFE206F6B0A'))"
+    result = await python(sandbox, code)
+    assert (result.text, result.decode_errors) == ("caf\ufffd \ufffd \ufffd\ufffd ok\n", 4)
+    cut = await python(sandbox, "print('a' * 65534 + 'é', end='')")
+    assert (len(cut.text), cut.text[-1], cut.truncated, cut.decode_errors) == (65_535, "é", False, 0)
+
+
+async def test_c17_the_parents_environment_is_out_of_reach(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_VENDOR_THING", "s3cr3t")
+    result = await shell(sandbox, "cat /proc/$PPID/environ /proc/1/environ /proc/*/environ; true")
+    assert "s3cr3t" not in result.text + result.stderr
+
+
+async def test_progress_comes_while_a_tool_runs(sandbox: Sandbox) -> None:
+    script = 'for line in \'{"progress": 0.5, "eta_s": 3}\' \'{"result": 1}\'; do echo "$line" >&3; sleep 0.1; done'
+    heard: list[Progress] = []
+    result = await sandbox.call(["/bin/sh", "-c", script], {}, seconds=20, on_progress=heard.append)
+    assert (result.outcome, result.text) == ("ok", "1")
+    assert heard == [Progress(0.5, 3.0)]
 
 
 async def test_c17_the_environment_is_an_allow_list(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:

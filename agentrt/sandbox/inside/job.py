@@ -18,7 +18,7 @@ class Setup(NamedTuple):
     """The ABI to use; 0 for none."""
     seccomp: bool
     uid: int
-    """Whom to become, if started as root."""
+    """Whom to become, if started as root; 0 if there is nobody else."""
     root: str
     """An empty folder, for the new root to be mounted on."""
     episodes: str

@@ -141,6 +141,13 @@ def prctl_pointer(option: int, second: int, pointer: ctypes.Structure) -> None:
     _checked("prctl", _LIBC.prctl(option, ctypes.c_ulong(second), ctypes.byref(pointer), 0, 0))
 
 
+def why(error: OSError | ImportError) -> str:
+    """An error in words, without its number."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 def _prctl(option: int, second: int, third: int = 0) -> None:
     _checked("prctl", _LIBC.prctl(option, ctypes.c_ulong(second), ctypes.c_ulong(third), 0, 0))
 

@@ -34,7 +34,7 @@ def run(setup: Setup, job: Job, call: socket.socket, fds: list[int], code: CodeT
     try:
         status = _run(setup, job, call, fds, code, ready)
     except OSError as error:
-        status = {"infra": str(error)}
+        status = {"infra": linux.why(error)}
     with suppress(OSError):  # the runtime has gone, or has no more interest
         call.send(json.dumps(status).encode())
     os._exit(0)

@@ -1,8 +1,8 @@
 """The zygote: a small process that has everything loaded and forks into each call.
 
-It is started once by the runtime, on one end of a socket. The first message sets it up; it answers `{"ready": ...}` or
-`{"failed": "why"}`. Every other message is a job, with five descriptors: the call's own socket, standard input, output,
-error and reply. It holds no secret: its environment is empty, and it never reads a file of the user's.
+It is started once by the runtime, on one end of a socket. The first message sets it up; every other one is a job, with
+five descriptors: the call's own socket, standard input, output, error and reply. If the set-up failed, every job is told
+why. It holds no secret: its environment is empty, and it never reads a file of the user's.
 
 With namespaces it is process 1 of one of its own, so whatever ends it ends all its calls. When the runtime is gone its
 calls see that by themselves, and it leaves after the last one.
@@ -15,6 +15,7 @@ import resource
 import signal
 import socket
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from types import CodeType
 
@@ -41,31 +42,47 @@ def main(control_fd: int) -> None:
         try:
             ready = _prepare(setup)
         except (OSError, ImportError) as error:
-            control.send(json.dumps({"failed": str(error)}).encode())
+            _refuse(control, linux.why(error))
             return
-        control.send(json.dumps({"ready": ready._asdict()}).encode())
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
         programs: dict[str, CodeType] = {}
-        while True:
-            message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
-            if not message:
-                break
+        for message, fds in _messages(control):
             _start(setup, read_job(message), control, fds, ready, programs)
     with suppress(ChildProcessError):
         os.waitpid(-1, 0)  # with SIGCHLD ignored, this returns when there is no child left
+
+
+def _messages(control: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
+    """Every message, and the descriptors that came with it, until the runtime closes its end."""
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
+        if not message:
+            return
+        yield message, fds
+
+
+def _refuse(control: socket.socket, why: str) -> None:
+    """Tell every job that it cannot run."""
+    for _, fds in _messages(control):
+        with socket.socket(fileno=fds[0]) as call, suppress(OSError):
+            call.send(json.dumps({"infra": why}).encode())
+        for fd in fds[1:]:
+            os.close(fd)
 
 
 def _prepare(setup: Setup) -> Ready:
     """Take on what all calls share."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (payload.OPEN_FILES, payload.OPEN_FILES))
     has_proc = False
-    is_root = os.getuid() == 0
+    is_root = os.getuid() == 0 != setup.uid
     if setup.namespaces:
         _isolate(is_root)
         has_proc = root.build(setup.root, setup.readable, setup.episodes)
     if is_root:
         is_closed = not setup.namespaces and not _is_open(sys.executable)
         linux.become(setup.uid, keep=1 << linux.CAP_DAC_READ_SEARCH if is_closed else 0)
+    if setup.namespaces:
+        linux.die_with_parent(signal.SIGKILL)  # here, because a change of user undoes it
     sys.path += setup.paths
     for name in (*STANDARD, *setup.imports):
         importlib.import_module(name)
@@ -85,7 +102,6 @@ def _isolate(is_root: bool) -> None:
         os.closerange(3, payload.OPEN_FILES)
         os.waitpid(first, 0)
         os._exit(0)
-    linux.die_with_parent(signal.SIGKILL)
 
 
 def _is_open(path: str) -> bool:
@@ -111,7 +127,7 @@ def _start(
             supervisor.run(setup, job, call, fds[1:], code, ready)
     except OSError as error:
         with suppress(OSError):
-            call.send(json.dumps({"infra": str(error)}).encode())
+            call.send(json.dumps({"infra": linux.why(error)}).encode())
     finally:
         call.close()
         for fd in fds[1:]:

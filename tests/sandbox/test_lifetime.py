@@ -1,0 +1,177 @@
+"""Nothing outlives a call, an episode or the runtime."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agentrt.sandbox.launcher import RECYCLE_AFTER, Launcher
+from agentrt.sandbox.level import Level
+from agentrt.sandbox.result import ToolResult
+from agentrt.sandbox.sandbox import Sandbox
+from agentrt.sandbox.zygote import Kind
+
+SLEEP = "sleep 3601 & setsid sh -c 'sleep 3602 & sleep 3603' & trap '' TERM; sleep 3604"
+
+
+def alive(marker: str) -> list[str]:
+    """Processes with an argument `marker`, anywhere on the machine."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and marker.encode() in (folder / "cmdline").read_bytes().split(b"\0"):
+                found.append(folder.name)
+        except OSError:
+            continue
+    return found
+
+
+def of_ours() -> dict[str, int]:
+    """What a leak would add to."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "mounts": Path("/proc/self/mountinfo").read_text().count("\n"),
+        "children": sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children")),
+    }
+
+
+async def shell(sandbox: Sandbox, script: str, seconds: float = 20) -> ToolResult:
+    return await sandbox.call(["/bin/sh", "-c", script], {}, seconds=seconds)
+
+
+def test_five_hundred_calls_leak_nothing(launcher: Launcher) -> None:
+    async def main() -> None:
+        with Sandbox(anyio.CapacityLimiter(16), launcher) as sandbox:
+            await shell(sandbox, "true")
+            before = of_ours()
+            async with anyio.create_task_group() as calls:
+                for _ in range(500):
+                    calls.start_soon(shell, sandbox, "setsid sleep 3600 & :")
+            assert of_ours() == before
+            assert os.listdir(sandbox.folder) == []
+        assert os.listdir(launcher.place.episodes) == []
+
+    anyio.run(main)
+    assert alive("3600") == []
+
+
+def test_episodes_cancelled_at_any_point_leave_nothing(launcher: Launcher) -> None:
+    draw = random.Random(0)
+
+    async def episode() -> None:
+        with anyio.move_on_after(draw.uniform(0, 0.15)), Sandbox(limiter, launcher) as sandbox:
+            await shell(sandbox, SLEEP)
+
+    async def main() -> None:
+        async with anyio.create_task_group() as episodes:
+            for _ in range(60):
+                episodes.start_soon(episode)
+
+    limiter = anyio.CapacityLimiter(8)
+    anyio.run(main)
+    assert [alive(marker) for marker in ("3601", "3602", "3603", "3604")] == [[], [], [], []]
+    assert os.listdir(launcher.place.episodes) == []
+
+
+RUNTIME = """
+import anyio, sys
+from agentrt.sandbox.launcher import make_place
+from agentrt.sandbox.level import Level
+from agentrt.sandbox.probe import strongest
+from agentrt.sandbox.sandbox import Sandbox
+
+async def main():
+    place = make_place()
+    with Sandbox(anyio.CapacityLimiter(4), strongest(place, (Level(int(sys.argv[1])),))) as sandbox:
+        print(place.scratch, flush=True)
+        await sandbox.call(["/bin/sh", "-c", sys.argv[2]], {}, seconds=60)
+anyio.run(main)
+"""
+
+
+def test_a_runtime_that_is_killed_leaves_nothing(launcher: Launcher) -> None:
+    script = SLEEP.replace("360", "365")
+    level = str(int(launcher.isolation.level))
+    with subprocess.Popen([sys.executable, "-c", RUNTIME, level, script], stdout=subprocess.PIPE, text=True) as runtime:
+        assert runtime.stdout is not None
+        scratch = Path(runtime.stdout.readline().strip())
+        _wait_for(lambda: len(alive("3653")) == 1)
+        runtime.send_signal(signal.SIGKILL)
+    _wait_for(lambda: not any(alive(f"365{last}") for last in "1234"))
+    _wait_for(lambda: not alive(str(scratch)))
+    assert scratch.exists()
+    subprocess.run(
+        [sys.executable, "-c", "from agentrt.sandbox.launcher import sweep; sweep()"], check=True, timeout=20
+    )
+    assert not scratch.exists()
+
+
+def _wait_for(condition: object, seconds: float = 2.0) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_a_zygote_that_dies_is_replaced(launcher: Launcher) -> None:
+    async def main() -> None:
+        with Sandbox(anyio.CapacityLimiter(4), launcher) as sandbox:
+            await shell(sandbox, "true")
+            launcher.zygote(Kind()).kill()
+            assert (await shell(sandbox, "echo again")).text == "again\n"
+
+    anyio.run(main)
+
+
+def test_with_a_zygote_its_calls_die_and_it_is_not_their_fault(launcher: Launcher) -> None:
+    if launcher.isolation.level is not Level.L3:
+        pytest.skip("a zygote without namespaces is not above its calls: they go on")
+
+    async def main() -> None:
+        with Sandbox(anyio.CapacityLimiter(4), launcher) as sandbox, anyio.fail_after(10):
+            async with anyio.create_task_group() as calls:
+                calls.start_soon(call, sandbox)
+                await anyio.sleep(0.3)
+                launcher.zygote(Kind()).kill()
+
+    async def call(sandbox: Sandbox) -> None:
+        results.append(await shell(sandbox, "echo part; sleep 3605"))
+
+    results: list[ToolResult] = []
+    anyio.run(main)
+    assert [result.outcome for result in results] == ["infra"]
+    assert alive("3605") == []
+
+
+def test_a_zygote_is_recycled(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrt.sandbox.launcher.RECYCLE_AFTER", 2)
+    kind = Kind(readable=("/usr/bin",))
+    first = launcher.zygote(kind)
+    assert launcher.zygote(kind) is first
+    assert launcher.zygote(kind) is not first
+    assert RECYCLE_AFTER > 2
+
+
+def test_an_episodes_folder_is_removed_whatever_is_in_it(launcher: Launcher) -> None:
+    script = (
+        "mkdir -p a/b/c; chmod 0 a/b; mkfifo pipe; ln -s / up; touch -- '-rf'; "
+        "python3 -c \"import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\""
+    )
+
+    async def main() -> None:
+        with Sandbox(anyio.CapacityLimiter(1), launcher) as sandbox:
+            folder = sandbox.folder
+            await shell(sandbox, script)
+            assert (folder / "up").is_symlink()
+        assert not folder.exists()
+
+    anyio.run(main)
+    assert os.listdir(launcher.place.episodes) == []
+    assert Path("/usr").exists()

@@ -1,0 +1,110 @@
+"""The level is found by doing, on machines where layers are missing: fakes of them, as outer shells."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from agentrt.core.errors import SandboxFailure, UsageError
+from agentrt.sandbox.inside import landlock, seccomp
+from agentrt.sandbox.launcher import Launcher
+from agentrt.sandbox.level import Isolation, Layers, Level
+from agentrt.sandbox.probe import CONTROLS, DENIED, run_canary, strongest
+from agentrt.sandbox.sandbox import require
+from agentrt.sandbox.terms import Terms
+from agentrt.sandbox.zygote import Place
+
+REPORT = """
+from agentrt.sandbox.probe import shared
+found = shared().isolation
+print(found.level.name)
+print(*found.reasons, *found.fixes, sep="\\n")
+"""
+LIKE_DOCKER = """
+from agentrt.sandbox.inside import linux, seccomp
+machine = seccomp.MACHINES[__import__("platform").machine()]
+denied = tuple(number for number in machine.denied if number in (272, 165, 308, 155, 97, 40, 268, 41))
+linux.no_new_privileges()
+like = machine._replace(denied=denied, socket=1000, socketpair=1001)
+program = seccomp.program(like)
+linux.prctl_pointer(22, 2, seccomp._Program(len(program) // 8, program))
+"""
+
+
+def reported(*argv: str) -> list[str]:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(landlock.abi() < landlock.SCOPES_ABI, reason="no Landlock to fall back on")
+def test_like_docker_there_is_landlock_and_the_report_says_why() -> None:
+    level, *why = reported(sys.executable, "-c", LIKE_DOCKER + REPORT)
+    assert level == "L2"
+    assert why[0] == "L3: unshare: Operation not permitted"
+    assert "allow unprivileged user namespaces" in why[1]
+
+
+fakes = pytest.mark.skipif(
+    os.getuid() == 0 or shutil.which("bwrap") is None,
+    reason="bubblewrap fakes a lack for users; root's limits and mounts are others",
+)
+
+
+@fakes
+@pytest.mark.skipif(landlock.abi() < landlock.SCOPES_ABI, reason="no Landlock to fall back on")
+def test_without_user_namespaces_there_is_landlock() -> None:
+    outer = ["bwrap", "--unshare-user", "--disable-userns", "--bind", "/", "/", "--dev", "/dev"]
+    level, *why = reported(*outer, sys.executable, "-c", REPORT)
+    assert level == "L2"
+    assert why[0].startswith("L3: unshare: ")
+
+
+@fakes
+def test_with_a_masked_proc_there_are_namespaces_still(launcher: Launcher) -> None:
+    if launcher.isolation.level is not Level.L3:
+        pytest.skip("about namespaces")
+    outer = ["bwrap", "--unshare-user", "--bind", "/", "/", "--dev", "/dev", "--ro-bind", "/dev/null", "/proc/version"]
+    assert reported(*outer, sys.executable, "-c", REPORT)[0] == "L3"
+
+
+def test_the_canary_would_see_a_hole(place: Place) -> None:
+    launcher = Launcher(place, Layers(namespaces=False, landlock=0, seccomp=False), _isolation(Level.L1))
+    try:
+        text = run_canary(launcher).text
+    finally:
+        launcher.close()
+    through = {act for acts in DENIED.values() for act in acts if f'"{act}":true' in text}
+    assert {"read_secret", "write_outside", "tcp", "udp", "unix", "memfd"} <= through
+    assert all(f'"{act}":true' in text for act in CONTROLS)
+
+
+def test_a_level_that_does_not_work_is_not_passed_off(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(landlock, "abi", lambda: 3)
+    with pytest.raises(SandboxFailure, match="L2: Landlock ABI 3 is below 6"):
+        strongest(place, (Level.L2,))
+
+
+def test_weak_isolation_needs_a_word() -> None:
+    terms, weak = Terms(min_isolation=Level.L2), _isolation(Level.L1)
+    require(terms, _isolation(Level.L2), allow_weak=False)
+    require(terms, weak, allow_weak=True)
+    require(Terms(min_isolation=Level.L1), weak, allow_weak=False)
+    with pytest.raises(UsageError, match="a tool needs isolation L2, and this machine gives L1"):
+        require(terms, weak, allow_weak=False)
+    with pytest.raises(UsageError, match="a tool needs isolation L3"):
+        require(Terms(min_isolation=Level.L3), _isolation(Level.L2), allow_weak=True)
+
+
+def _isolation(level: Level) -> Isolation:
+    return Isolation(level=level, layers={}, limits={"memory": "polled"})
+
+
+@pytest.mark.parametrize("name", seccomp.MACHINES)
+def test_a_filter_is_well_formed(name: str) -> None:
+    machine = seccomp.MACHINES[name]
+    assert len(seccomp.program(machine)) // 8 < 256
+    assert len(set(machine.denied)) == len(machine.denied)
+    assert not {machine.clone, machine.socket, machine.socketpair, machine.ioctl} & set(machine.denied)
