@@ -1,8 +1,8 @@
 """`Tool`: a program that the model may call, and what the model is told of it.
 
-A tool is a Python program with a manifest beside it: `calculator.py` and `calculator.toml` (name, description, JSON
-schema of the arguments). It runs by the one-shot contract of `agentrt.sandbox.channel`, in an interpreter that sees no
-site-packages and no PYTHON variables (`-I -S`): a tool uses the standard library only.
+A tool is a program with a manifest beside it: `calculator.py` and `calculator.toml` (name, description, JSON schema of
+the arguments; protocol, limits, what it may read). It runs by the contract of `agentrt.sandbox.channel`, in an
+interpreter that sees no site-packages and no PYTHON variables (`-I -S`), unless its manifest names `imports`.
 """
 
 import math
@@ -49,6 +49,8 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     name: str
     description: str
     parameters: dict[str, Any]
+    program: str | None = None
+    """Without it, the manifest's own name with `.py`. What is no `.py` must be executable."""
     protocol: Protocol = "oneshot"
     limits: ToolLimits = ToolLimits()
     imports: tuple[str, ...] = ()
@@ -58,27 +60,40 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def tool(name_or_path: str | os.PathLike[str]) -> Tool:
-    """The tool of that name among the shipped ones, or the one at that path (its program, `x.py`).
+    """The tool of that name among the shipped ones, or the one at that path (its program, `x.py`, or its manifest).
 
     Raises `UsageError` for an unknown name (with the nearest one) and for a missing or wrong manifest.
     """
     text = os.fspath(name_or_path)
-    if text.endswith(".py") or os.sep in text:
-        return _load(Path(text))
-    programs = {path.stem: path for path in _shipped_folder().glob("*.py") if path.with_suffix(".toml").exists()}
-    if text not in programs:
-        raise UsageError(f"unknown tool {text!r}; {nearest(text, programs)}")
-    return _load(programs[text])
+    if text.endswith((".py", ".toml")) or os.sep in text:
+        return _load(Path(text).with_suffix(".toml"))
+    manifests = _shipped()
+    if text not in manifests:
+        raise UsageError(f"unknown tool {text!r}; {nearest(text, manifests)}")
+    return _load(manifests[text])
 
 
-def _load(program: Path) -> Tool:
-    if not program.is_file():
-        raise UsageError(f"{program}: no such file; a tool is a program, x.py, with its manifest x.toml beside it")
-    path = program.with_suffix(".toml")
+def shipped() -> list[str]:
+    """The names of the shipped tools, in order."""
+    return sorted(_shipped())
+
+
+def _shipped() -> dict[str, Path]:
+    return {path.stem: path for path in _shipped_folder().glob("*.toml")}
+
+
+def _load(path: Path) -> Tool:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file; a tool is a program, x.py, with its manifest x.toml beside it")
     manifest = convert(load_toml(path), _Manifest, str(path))
-    argv = (os.path.realpath(sys.executable), "-I", "-S", str(program.resolve()))
-    folder = program.resolve().parent
-    own = folder if folder == _shipped_folder() else program.resolve()  # all shipped tools share a zygote
+    folder = path.resolve().parent
+    program = folder / (manifest.program or f"{path.stem}.py")
+    if not program.is_file():
+        raise UsageError(f"{program}: no such file; it is the program of {path}")
+    own = folder if folder == _shipped_folder() else program  # all shipped tools share a zygote
+    argv: tuple[str, ...] = (str(program),)
+    if program.suffix == ".py":
+        argv = (os.path.realpath(sys.executable), "-I", "-S", *argv)
     terms = Terms(
         protocol=manifest.protocol, limits=manifest.limits, imports=manifest.imports,
         readable=(str(own), *(str(folder / path) for path in manifest.readable)),

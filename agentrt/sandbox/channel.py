@@ -89,7 +89,7 @@ def answered(
 ) -> ToolResult:
     """What the tool said, or wrote to standard output if it said nothing, cut to the cap."""
     stdout, errors = process.stdout, 0
-    if said is not None:
+    if said is not None and said.text is not None:
         stdout, errors = Capture(process.stdout.cap), said.decode_errors
         stdout.feed(said.text.encode("utf-8", errors="replace"))
     text, truncated, total_bytes, more = stdout.captured()

@@ -5,9 +5,12 @@ The runtime forks nothing and waits for no pid: a zygote forks, a supervisor wai
 
 import fcntl
 import os
+import select
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -62,7 +65,7 @@ class Process:
             self._call.setblocking(False)
             self._feeds: dict[int, Callable[[bytes], None]] = {}
             self._handed = [call.fileno()]
-            for feed in (self.stdout.feed, self.stderr.feed, self.reply.feed):
+            for feed in (self._feed_stdout, self._feed_stderr, self.reply.feed):
                 read, write = os.pipe()
                 ours.callback(os.close, read)
                 theirs.callback(os.close, write)
@@ -77,6 +80,16 @@ class Process:
     ) -> None:
         self._theirs.close()
         self._ours.close()
+
+    def forget(self) -> None:
+        """Start new captures: what was written is another call's."""
+        self.stdout, self.stderr = Capture(self.stdout.cap), Capture(self.stderr.cap)
+
+    def _feed_stdout(self, data: bytes) -> None:
+        self.stdout.feed(data)
+
+    def _feed_stderr(self, data: bytes) -> None:
+        self.stderr.feed(data)
 
     async def start(self, zygote: Zygote, job: Job, stdin: int, seconds: float) -> None:
         """Start it and wait until it is there; if that fails, `status` says why. Takes `stdin` for itself."""
@@ -124,13 +137,31 @@ class Process:
                 log.warning("tool_outlives_kill", action="its zygote and all calls of that are killed")
                 self._zygote.kill()
                 self.status = Status(infra="the sandbox did not end in time")
+        self.drain()
+
+    def drain(self, reads: int | None = None) -> None:
+        """Read what is in the pipes, at most so many times from each."""
         for fd in self._feeds:
-            while self._read_some(fd):
-                pass
+            for _ in count() if reads is None else range(reads):
+                if not self._read_some(fd):
+                    break
+
+    def end(self) -> None:
+        """End it and wait for that, blocking, milliseconds as a rule: for owners that cannot await."""
+        self._call.shutdown(socket.SHUT_WR)
+        deadline = time.monotonic() + TEAR_DOWN_SECONDS
+        while self.status is None and time.monotonic() < deadline:
+            select.select([self._call], [], [], deadline - time.monotonic())
+            self._take_word()
+        if self.status is None:
+            self._zygote.kill()
 
     async def _hear(self) -> None:
         """Wait for the supervisor's next word: that the process is there, or how it ended."""
         await anyio.wait_readable(self._call)
+        self._take_word()
+
+    def _take_word(self) -> None:
         try:
             message = self._call.recv(_MAX_STATUS)
         except BlockingIOError:

@@ -3,6 +3,8 @@
     {"progress": 0.4, "eta_s": 3}
     {"result": ...}   or   {"error": "..."}
 
+null instead of either means that what it wrote to standard output is the text.
+
 Pure: bytes in, values out, memory bounded.
 """
 
@@ -29,7 +31,8 @@ class Said(NamedTuple):
     """A tool's answer."""
 
     is_error: bool
-    text: str
+    text: str | None
+    """None: what the tool wrote to standard output is the text."""
     decode_errors: int = 0
 
 
@@ -87,4 +90,5 @@ def read(line: bytes) -> Said:
         is_error, said = ("error" in value), value["error"] if "error" in value else value["result"]
     except (msgspec.DecodeError, KeyError):
         return Said(True, NOT_A_REPLY, errors)
-    return Said(is_error, said if isinstance(said, str) else msgspec.json.encode(said).decode(), errors)
+    text_of = said if said is None or isinstance(said, str) else msgspec.json.encode(said).decode()
+    return Said(is_error, text_of, errors)

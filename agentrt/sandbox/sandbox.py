@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -11,13 +12,15 @@ import msgspec
 from agentrt.core.errors import UsageError
 from agentrt.sandbox import channel
 from agentrt.sandbox.files import put
+from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Isolation, Level
 from agentrt.sandbox.probe import shared
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
-from agentrt.sandbox.zygote import Kind
+from agentrt.sandbox.worker import Worker
+from agentrt.sandbox.zygote import Kind, Zygote
 
 
 class Sandbox:
@@ -64,12 +67,29 @@ class Sandbox:
         limits = terms.limits
         seconds = min(seconds, limits.wall_seconds or seconds)
         async with self._permits if queued else nullcontext():
-            zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
-            job = self._launcher.job(argv, self._folder, limits)
-            result = await channel.call(zygote, job, request, seconds=seconds, limits=limits, on_progress=on_progress)
+            if terms.protocol == "worker":
+                worker = self._worker(tuple(argv), terms)
+                result = await worker.call(request, seconds=seconds, on_progress=on_progress)
+            else:
+                zygote, job = self._start(argv, terms)
+                result = await channel.call(
+                    zygote, job, request, seconds=seconds, limits=limits, on_progress=on_progress
+                )
         return msgspec.structs.replace(result, isolation=self.isolation.code)
 
+    def _start(self, argv: Sequence[str], terms: Terms) -> tuple[Zygote, Job]:
+        zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
+        return zygote, self._launcher.job(argv, self._folder, terms.limits)
+
+    def _worker(self, argv: tuple[str, ...], terms: Terms) -> Worker:
+        """That of this episode, made at the first call and ended with the episode."""
+        if argv not in self._workers:
+            made = Worker(partial(self._start, argv, terms), terms.limits)
+            self._workers[argv] = self._scope.enter_context(made)
+        return self._workers[argv]
+
     def __enter__(self) -> Self:
+        self._workers: dict[tuple[str, ...], Worker] = {}
         self._launcher = self._given_launcher or shared()
         with ExitStack() as stack:
             self._folder = stack.enter_context(self._launcher.folder())

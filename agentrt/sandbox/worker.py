@@ -1,0 +1,113 @@
+"""`Worker`: a tool whose process lives as long as the episode: one JSON line in and one back, again and again.
+
+The contract is that of `agentrt.sandbox.channel`, but standard input does not end: the next line on it is the next call,
+and the tool's reply ends a call. Calls of one worker take turns. A worker that has ended, by itself, by a limit or with a
+cancelled call, has lost its state; the next call starts another one.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import msgspec
+
+from agentrt.core import clock
+from agentrt.sandbox.channel import answered, result
+from agentrt.sandbox.inside.job import Job
+from agentrt.sandbox.process import Process
+from agentrt.sandbox.reply import Progress
+from agentrt.sandbox.result import Outcome, ToolResult
+from agentrt.sandbox.terms import ToolLimits
+from agentrt.sandbox.zygote import Zygote
+
+_DRAIN_READS = 16
+"""Of each pipe after a reply: what was written before it is there by then."""
+
+
+class Worker:
+    """A context manager; leaving it ends the process. `start` makes what a call needs: the zygote and the job."""
+
+    def __init__(self, start: Callable[[], tuple[Zygote, Job]], limits: ToolLimits) -> None:
+        self._start, self._limits = start, limits
+        self._turn = anyio.Lock()
+        self._process: Process | None = None
+        self._on_progress: Callable[[Progress], None] | None = None
+
+    async def call(
+        self, request: Any, *, seconds: float, on_progress: Callable[[Progress], None] | None = None
+    ) -> ToolResult:
+        """One call. Always gives a result, except for cancellation, which passes after the process has ended."""
+        clock.refuse_in_virtual_time("a tool's process")
+        async with self._turn:
+            self._on_progress = on_progress
+            process = self._process or await self._started()
+            try:
+                process.forget()
+                started = clock.now()
+                with anyio.move_on_after(seconds) as limit:
+                    await self._ask(process, request)
+                is_over = process.status is not None or limit.cancelled_caught
+            except BaseException:
+                await self._end()
+                raise
+            elapsed = clock.now() - started
+            if is_over:
+                await self._end()
+                return result(process, process.reply.said(), is_late=limit.cancelled_caught, seconds=elapsed)
+            process.drain(_DRAIN_READS)
+            said = process.reply.said()
+            outcome: Outcome = "tool_error" if said and said.is_error else "ok"
+            return answered(process, said, outcome, code=None, seconds=elapsed)
+
+    async def _started(self) -> Process:
+        with ExitStack() as stack:
+            process = stack.enter_context(
+                Process(self._limits.output_bytes, self._limits.reply_bytes, self._hear_progress)
+            )
+            stdin, self._stdin = os.pipe()
+            stack.callback(os.close, self._stdin)
+            os.set_blocking(self._stdin, False)
+            self._process, self._scope = process, stack.pop_all()
+        zygote, job = self._start()
+        await process.start(zygote, job, stdin, self._limits.start_seconds)
+        return process
+
+    def _hear_progress(self, progress: Progress) -> None:
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    async def _ask(self, process: Process, request: Any) -> None:
+        async with anyio.create_task_group() as both:
+            both.start_soon(self._write, msgspec.json.encode(request) + b"\n")
+            await process.read_until(lambda: process.reply.has_line)
+            both.cancel_scope.cancel()
+
+    async def _write(self, data: bytes) -> None:
+        """Write as the tool reads; nothing if it does not read any more."""
+        while data:
+            try:
+                data = data[os.write(self._stdin, data) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self._stdin)
+            except BrokenPipeError:
+                return
+
+    async def _end(self) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            with self._scope:
+                await process.tear_down()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            process, self._process = self._process, None
+            with self._scope:
+                process.end()
