@@ -9,8 +9,8 @@ from agentrt.env.chat.renderer import Renderer, ToolDescription
 def divergence(history: Sequence[Message], wanted: Sequence[Message]) -> str:
     """Why `wanted` does not continue `history`: the first message that was changed, moved or left out; empty if it does.
 
-    For environments and clients that hand over whole conversations. A branch that diverges starts with its own prompt and
-    mask; the prefix cache still shares the KV of what is equal.
+    For environments and clients that hand over whole conversations. A branch that diverges starts with its own prompt
+    and mask; the prefix cache still shares the KV of what is equal.
     """
     for index, (before, now) in enumerate(zip(history, wanted, strict=False)):
         changed = [name for name in before.__struct_fields__ if getattr(before, name) != getattr(now, name)]
@@ -26,6 +26,7 @@ def rewrites(
 ) -> str:
     """Why the ids of `history` cannot stay if `wanted` is to be what the model's template renders; empty if they can.
 
-    Two reasons exist: the caller changed the history, or a rule of the template does. Who appends ignores the second one.
+    Two reasons exist: the caller changed the history, or a rule of the template does. Who appends ignores the second
+    one.
     """
     return divergence(history, wanted) or renderer.rewrites(history, wanted[len(history) :], tools)

@@ -1,7 +1,7 @@
 """`TurnStream`: shows a turn while it is sampled.
 
-What is shown is only looked at, never acted on: calls are read once, by `finish`, from the whole text. So however the ids
-arrive, the turn is the same one that `Renderer.parse` gives, and what was shown is how it starts.
+What is shown is only looked at, never acted on: calls are read once, by `finish`, from the whole text. So however the
+ids arrive, the turn is the same one that `Renderer.parse` gives, and what was shown is how it starts.
 """
 
 import codecs

