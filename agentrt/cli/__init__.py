@@ -7,7 +7,9 @@ import typer
 from agentrt.cli.describe import describe
 from agentrt.cli.eval import evaluate
 from agentrt.cli.launch import INTERRUPTED
+from agentrt.cli.pull import pull
 from agentrt.cli.run import run
+from agentrt.cli.tools import app as tools
 from agentrt.core.errors import AgentrtError, UsageError
 
 app = typer.Typer(
@@ -17,6 +19,8 @@ app = typer.Typer(
 app.command()(run)
 app.command("eval")(evaluate)
 app.command()(describe)
+app.command()(pull)
+app.add_typer(tools, name="tools")
 
 
 def main() -> None:

@@ -21,6 +21,10 @@ class RecordError(AgentrtError, OSError):
     """A run folder cannot be read or written as asked. One sentence, with the fix. Exit code 1."""
 
 
+class FetchError(AgentrtError, OSError):
+    """A model cannot be fetched, or is not what it should be. One sentence, with the fix. Exit code 1."""
+
+
 class EpisodeError(AgentrtError, RuntimeError):
     """An episode failed; its record says so. `boundary` names whose failure it was."""
 
