@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrt.core.errors import UsageError
 from agentrt.core.tokenizer import Tokenizer
-from agentrt.env.chat import proof
+from agentrt.env.chat import proof, sprout
 from agentrt.env.chat.chatml import ChatML
 from agentrt.env.chat.deepseek import DeepSeekV3
 from agentrt.env.chat.derived import Derived
@@ -33,6 +33,7 @@ FAMILIES: tuple[Callable[[Tokenizer], Family], ...] = (
 """Every family, in the order in which a template is compared with them."""
 
 BY_CONTROLS: tuple[tuple[str, Callable[[Tokenizer], Family]], ...] = (
+    (sprout.MARK, sprout.Sprout),
     ("<|im_start|>", ChatML),
     ("<|start_header_id|>", Llama3),
     ("<|channel|>", Harmony),
