@@ -92,9 +92,9 @@ class Protected:
     def __init__(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], chars: Iterable[str]
     ) -> None:
-        used = set().union(*_strings([*messages, *tools]))
-        free = (chr(code) for code in _PRIVATE if chr(code) not in used)
-        there = {char: next(free) for char in chars if char in used}
+        text = "".join(_strings([*messages, *tools]))
+        free = (chr(code) for code in _PRIVATE if chr(code) not in text)
+        there = {char: next(free) for char in chars if char in text}
         self._back = str.maketrans({private: char for char, private in there.items()})
         table = str.maketrans(there)
         self.messages: list[Any] = [_mapped(message, table) for message in messages]
@@ -150,16 +150,18 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def _strings(value: Any) -> Iterable[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _strings(key)
-            yield from _strings(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _strings(item)
+def _strings(value: Any) -> list[str]:
+    """Every string in a value of JSON's types, keys too."""
+    found, pending = list[str](), [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            found.append(item)
+        elif isinstance(item, dict):
+            pending += (*item.keys(), *item.values())
+        elif isinstance(item, (list, tuple)):
+            pending += item
+    return found
 
 
 _STRUCTURE = ("role", "type")
@@ -169,7 +171,7 @@ _STRUCTURE = ("role", "type")
 def _mapped(value: Any, table: Mapping[int, str]) -> Any:
     if isinstance(value, str):
         return value.translate(table)
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {
             key.translate(table): item if key in _STRUCTURE and isinstance(item, str) else _mapped(item, table)
             for key, item in value.items()
