@@ -5,7 +5,10 @@ import sys
 import typer
 
 from agentrt.cli.describe import describe
+from agentrt.cli.doctor import doctor
 from agentrt.cli.eval import evaluate
+from agentrt.cli.export import export
+from agentrt.cli.init import init
 from agentrt.cli.launch import INTERRUPTED
 from agentrt.cli.pull import pull
 from agentrt.cli.run import run
@@ -19,7 +22,10 @@ app = typer.Typer(
 app.command()(run)
 app.command("eval")(evaluate)
 app.command()(describe)
+app.command()(init)
+app.command()(export)
 app.command()(pull)
+app.command()(doctor)
 app.add_typer(tools, name="tools")
 
 

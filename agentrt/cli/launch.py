@@ -29,6 +29,8 @@ from agentrt.rollout.order import check_split
 from agentrt.rollout.run import run as roll_out
 from agentrt.rollout.setup import Setup
 from agentrt.rollout.sink import RunFolder
+from agentrt.sandbox.probe import shared
+from agentrt.sandbox.sandbox import require
 
 if TYPE_CHECKING:
     from agentrt.engine.service import EngineService
@@ -63,7 +65,7 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
     renderer = renderer_for(model_folder, tokenizer)
     engine = _engine(model_folder, tokenizer, spec)
     if environment.tools:
-        _probe_sandbox()
+        _probe_sandbox(environment, spec)
     folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, engine.info)
     say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
     setup = Setup(environment=environment, engine=engine, renderer=renderer, spec=spec)
@@ -79,8 +81,8 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
 
 def named_by(environment: str, prefix: str = "") -> Path:
     """A folder's path for a run that was given none: outputs/NAME-TIME."""
-    name = Path(environment.replace(":", "-")).stem if environment.endswith(".py") else environment
-    name = Path(name.partition(".py:")[0]).name.replace(":", "-")
+    place, _, part = environment.partition(":")
+    name = "-".join(filter(None, (Path(place).name.removesuffix(".py"), part)))
     return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -96,11 +98,12 @@ def _engine(model_folder: Path, tokenizer: Tokenizer, spec: RunSpec) -> "EngineS
     return local_engine(model_folder, tokenizer, spec.engine)
 
 
-def _probe_sandbox() -> None:
-    """Find the level of isolation now, as it blocks, and say which it is."""
-    from agentrt.sandbox.probe import shared
-
-    say(f"tools run isolated at {shared().isolation.line}")
+def _probe_sandbox(environment: Environment, spec: RunSpec) -> None:
+    """Find the level of isolation now, as it blocks, say which it is, and refuse tools that need a higher one."""
+    isolation = shared().isolation
+    for tool in environment.tools:
+        require(tool.terms, isolation, allow_weak=spec.sandbox.allow_weak)
+    say(f"tools run isolated at {isolation.line}")
 
 
 def _created(path: Path, spec: RunSpec, environment: Environment, engine: EngineInfo) -> RunFolder:

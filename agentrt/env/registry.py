@@ -1,7 +1,8 @@
 """From a name to an environment: an entry point, a module path, or a file.
 
 `calculator` is looked up in the entry point group `agentrt.environments`; `pkg.module` is imported; `path/to/env.py` is
-loaded from the file. Both may name one object in the module, `pkg.module:Name`. What is found there may be
+loaded from the file. The last two may name one object in the module, `pkg.module:Name`; an entry point's name may be
+followed by what its class is made with, `reasoning_gym:basic_arithmetic`. What is found may be
 
 * a subclass of `Environment`,
 * a class with `async def rollout(self, task, agent)`, `tasks` and decorated functions, or
@@ -53,12 +54,23 @@ def names() -> list[str]:
 
 def load(name: str, **arguments: Any) -> Environment:
     """The environment called `name`, made with `arguments`. `UsageError`, with the nearest name, if there is none."""
-    kind = _adapted(_found(name), name)
+    point, _, given = name.partition(":")
+    is_given = bool(given) and point in names()
+    kind, positional = _adapted(_found(point if is_given else name), name), (given,) if is_given else ()
     try:
-        inspect.signature(kind).bind(**arguments)
+        inspect.signature(kind).bind(*positional, **arguments)
     except TypeError as error:
-        raise UsageError(f"environment {name}: wrong environment_args: {error}") from error
-    return kind(**arguments)
+        raise UsageError(f"environment {name}: {_asked_of(kind)}: {error}") from error
+    return kind(*positional, **arguments)
+
+
+def _asked_of(kind: type[Environment]) -> str:
+    """What making one takes, for an error."""
+    parameters = inspect.signature(kind).parameters.values()
+    first = next(
+        (one.name for one in parameters if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD), ""
+    )
+    return f"it is made with a {first}, NAME:{first.upper()}" if first else "wrong environment_args"
 
 
 def describe(environment: Environment) -> Description:

@@ -96,6 +96,11 @@ class RunFolder:
         path = self.path / TRAJECTORIES
         return records.read(path, EpisodeRecord) if path.exists() else ()
 
+    def groups(self) -> Iterable[GroupRecord]:
+        """The groups that have ended."""
+        path = self.path / GROUPS
+        return records.read(path, GroupRecord) if path.exists() else ()
+
     def rewrite_groups(self, groups: Iterable[GroupRecord]) -> None:
         """Replace what `groups.jsonl` holds; it is derived from the trajectories."""
         os.truncate(self.path / GROUPS, 0)

@@ -1,0 +1,132 @@
+"""`agentrt doctor`: what this machine gives, what agentrt found in it, and how to get what is missing."""
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from agentrt.core.errors import AgentrtError
+from agentrt.core.models import PULLABLE, cache_folder, find_model
+from agentrt.env import registry
+
+EXTRAS = {
+    "gguf": ("gguf", "agentrt pull"),
+    "gym": ("reasoning-gym", "the environments reasoning_gym:NAME"),
+    "hub": ("huggingface_hub", "--model org/name"),
+    "parquet": ("pyarrow", "agentrt export --to parquet"),
+}
+"""Each optional part: the package it needs, and what it is for."""
+PACKAGES = ("agentrt", "torch", "numba", "numpy", "tokenizers", "safetensors", "anyio", "msgspec")
+
+
+class Finding(NamedTuple):
+    """One line: what it is about, what was found, and the fix if something is missing."""
+
+    about: str
+    found: str
+    fix: str = ""
+
+
+def doctor(
+    model: Annotated[str, typer.Option(help="The model whose shapes are tried.")] = "sprout",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Say what this machine gives, and how to get what is missing.
+
+    Example: [cyan]agentrt doctor[/cyan]
+    """
+    findings = [*_machine(), *_engine(model), *_sandbox(), *_kernels(), *_extras(), *_names()]
+    if as_json:
+        print(msgspec.json.encode([finding._asdict() for finding in findings]).decode())
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for finding in findings:
+        table.add_row(escape(finding.about), escape(finding.found))
+        if finding.fix:
+            table.add_row("", f"[yellow]→ {escape(finding.fix)}[/yellow]")
+    Console(highlight=False).print(table)
+
+
+def _machine() -> Iterator[Finding]:
+    import torch
+
+    yield Finding("python", f"{platform.python_version()}, {platform.system()} {platform.release()}, {sys.executable}")
+    yield Finding("packages", ", ".join(f"{name} {version(name)}" for name in PACKAGES))
+    yield Finding("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} torch threads")
+    if torch.cuda.is_available():
+        yield Finding("gpu", ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())))
+    else:
+        yield Finding("gpu", "none that torch can use", "engine.device stays cpu; for a GPU install torch with CUDA")
+
+
+def _engine(model: str) -> Iterator[Finding]:
+    """The row counts at which a row's bits are its own, for the shapes of a model."""
+    import torch
+
+    from agentrt.engine.model.config import load_config
+    from agentrt.engine.model.decoder import expected_shapes
+    from agentrt.engine.model.linear import safe_row_counts
+
+    try:
+        shapes = expected_shapes(load_config(find_model(model)))
+    except AgentrtError as error:
+        yield Finding("model", f"{model}: not usable", str(error))
+        return
+    shapes_of: dict[tuple[int, ...], list[str]] = {}
+    for rows, columns in sorted({shape for shape in shapes.values() if len(shape) == 2}):
+        counts = safe_row_counts(torch.empty(rows, columns, device="meta"))
+        shapes_of.setdefault(counts, []).append(f"{columns} to {rows}")
+    for counts, layers in shapes_of.items():
+        yield Finding("safe rows", f"{', '.join(map(str, counts))} for layers {', '.join(layers)} ({model})")
+
+
+def _sandbox() -> Iterator[Finding]:
+    from agentrt.sandbox.probe import shared
+
+    try:
+        isolation = shared().isolation
+    except AgentrtError as error:
+        yield Finding("sandbox", "no tool can run", str(error))
+        return
+    yield Finding("sandbox", isolation.line, "; ".join(isolation.fixes))
+    for reason in isolation.reasons:
+        yield Finding("", reason)
+
+
+def _kernels() -> Iterator[Finding]:
+    import agentrt_kernels
+
+    [folder] = map(Path, agentrt_kernels.__path__)
+    named = {path.parent.name for path in folder.glob("*/cpu.py")}
+    compiled = {path.parents[1].name for path in folder.glob("*/__pycache__/*.nbi")}
+    yield Finding(
+        "kernels", f"compiled: {', '.join(sorted(compiled)) or 'none'}, in {folder}",
+        "the first run compiles the others, for up to a minute" if named - compiled else "",
+    )  # fmt: skip
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (package, use) in EXTRAS.items():
+        try:
+            yield Finding(f"[{extra}]", f"{package} {version(package)}: {use}")
+        except PackageNotFoundError:
+            yield Finding(f"[{extra}]", f"{package} is missing: {use}", f"pip install 'agentrt[{extra}]'")
+
+
+def _names() -> Iterator[Finding]:
+    yield Finding("environments", ", ".join(registry.names()))
+    for name in PULLABLE:
+        folder = cache_folder() / name
+        if folder.is_dir():
+            yield Finding("model", f"{name}: pulled, {folder}")
+        else:
+            yield Finding("model", f"{name}: not here", f"agentrt pull {name}")
