@@ -1,7 +1,7 @@
 """`renderer_for`: the renderer of a model folder.
 
 The folder's own chat template is the judge: a hand-written family is used if it writes every probe conversation as the
-template does, id by id; any other template gets a renderer derived from it. A folder without a template gets the family
+template does; any other template gets a renderer derived from it. A folder without a template gets the family
 that its control tokens name.
 """
 

@@ -24,14 +24,12 @@ QUESTION, ANSWER, VALUE = "QUESTIONMARK", "ANSWERMARK", "VALUEMARK"
 CALL_ID = "callidone"
 """Nine letters and digits, as Mistral's templates demand."""
 
-_FORMATS: tuple[tuple[str, CallFormat], ...] = (
-    (deepseek.CALL, deepseek.DEEPSEEK),
-    (mistral.OPEN, mistral.MISTRAL),
-    (coder.FUNCTION, coder.CODER),
-    (glm.KEY, glm.GLM),
-    (hermes.OPEN, hermes.HERMES),
-)
-"""Call formats by what a written call has in it."""
+UNKNOWN = NONE._replace(name="unknown")
+"""The template writes calls in a way that no parser reads."""
+
+_FORMATS = (
+    deepseek.DEEPSEEK, mistral.MISTRAL, coder.CODER, hermes.HERMES, glm.GLM, python_list.PYTHON, whole.WHOLE,
+)  # fmt: skip
 
 
 class Derived(Family):
@@ -43,12 +41,12 @@ class Derived(Family):
         self._opening = self._render([Message("user", QUESTION)])
         self._stops, self._ends, self._next_speaker_ends = self._find_ends()
         self.stop_token_ids = tuple(self.tokenizer.special[end] for end in self._stops)
-        self.calls = self._find_calls()
         self._is_harmony = harmony.CHANNEL in template.source
         self.thinking = self._find_thinking()
         opened = self._opening[self._opening.index(QUESTION) :]
         self.thinks_at_once = self.thinking is not None and opened.rstrip().endswith(self.thinking.open)
-
+        self._call_text = self._find_call_text()
+        self.calls = harmony.HARMONY if self._is_harmony else self._find_calls()
         self.lists_tools = proof.lists_tools(template)
         self.findings: tuple[proof.Finding, ...] = ()
         self.findings = proof.prove(self, template)
@@ -61,15 +59,17 @@ class Derived(Family):
         return proof.rule(self.findings, history, new, bool(tools))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDescription] = ()) -> list[int]:
-        """See `Renderer.prompt`. `UsageError` for tools that the template would keep from the model."""
+        """See `Renderer.prompt`. `UsageError` for tools that the model would not hear of or whose calls nobody could read."""
         if tools and not self.lists_tools:
             raise UsageError("the model's chat template lists no tools; use a model whose template does")
+        if tools and self.calls is UNKNOWN:
+            raise UsageError(f"no parser reads the calls of the model's chat template, {self._call_text!r}; use another model")
         protected = self.template.protected(self._plain(messages), plain_tools(tools))
         return self.template.encode(self.template.text(protected.messages, protected.tools), protected)
 
     def join(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> list[int]:
         """See `Renderer.join`."""
-        marked = Message("assistant", ANSWER) if self.calls is NONE else _marked(messages)
+        marked = _marked(messages) if self._call_text else Message("assistant", ANSWER)
         protected = self.template.protected(self._plain([Message("user", QUESTION), marked, *messages]))
         text = self.template.text(protected.messages)
         start, after = self._end_of_marked(text)
@@ -159,17 +159,31 @@ class Derived(Family):
         _, found, rest = text.partition(mark)
         return [marker[0] for marker in self.template.markers.finditer(rest)] if found else []
 
-    def _find_calls(self) -> CallFormat:
-        """The format of the template's calls, by what it makes of one."""
+    def _find_call_text(self) -> str:
+        """A turn with one call as the template writes it; empty if it writes none."""
         try:
             text = self._render([Message("user", QUESTION), _call_message()], generate=False)
         except UsageError:
-            return NONE
-        written = text[len(self._render([Message("user", QUESTION)], generate=False)) :]
+            return ""
+        try:
+            written = self._after_opening(text, Message("assistant", ""))
+        except UsageError:
+            written = text.partition(QUESTION)[2]
         if VALUE not in written:
+            return ""
+        ends = [written.find(end, written.index(VALUE)) for end in self._ends]
+        return written[: min((at for at in ends if at >= 0), default=len(written))]
+
+    def _find_calls(self) -> CallFormat:
+        """The format that reads the template's own call back."""
+        if not self._call_text:
             return NONE
-        fitting = (call_format for sign, call_format in _FORMATS if sign in written)
-        return next(fitting, python_list.PYTHON if "probe(" in written else whole.WHOLE)
+        schemas = {"probe": {"type": "object", "properties": {"key": {"type": "string"}}}}
+        for call_format in _FORMATS:
+            _, calls = call_format.parse(self._call_text, schemas)
+            if [(call.name, call.arguments) for call in calls] == [("probe", {"key": VALUE})]:
+                return call_format
+        return UNKNOWN
 
     def _find_thinking(self) -> reasoning.Markers | None:
         known = (reasoning.THINK, reasoning.Markers("[THINK]", "[/THINK]"))

@@ -12,7 +12,7 @@ from agentrt.core.protocol import FinishReason
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.env.chat import typescript
 from agentrt.env.chat.calls.exact import read_arguments, skip_space
-from agentrt.env.chat.calls.format import Schemas
+from agentrt.env.chat.calls.format import NONE, Schemas
 from agentrt.env.chat.message import Message, ToolCall, Turn
 from agentrt.env.chat.pieces import Pieces
 from agentrt.env.chat.renderer import Family, Shown, ToolDescription, settled
@@ -24,12 +24,17 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 
 
+HARMONY = NONE._replace(name="harmony")
+"""Calls are messages of their own here, so `read` finds them, not a format."""
+
+
 class Harmony(Family):
     """`effort` is the reasoning effort; with a `date` (YYYY-MM-DD) the system message states it."""
 
     ends = (RETURN, CALL)
     cut_end = END
     controls = (START, MESSAGE, CHANNEL, END)
+    calls = HARMONY
 
     def __init__(self, tokenizer: Tokenizer, *, effort: str = "medium", date: str = "") -> None:
         super().__init__(tokenizer)

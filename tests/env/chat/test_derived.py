@@ -137,11 +137,15 @@ def test_gptoss_stops_at_return_and_call_only() -> None:
     assert proof.rule(renderer.findings, [Message("assistant", "4")], [Message("user", "More.")], has_tools=False)
 
 
-def test_templates_that_cannot_be_used_are_refused_in_one_sentence(tmp_path: object) -> None:
+def test_templates_that_cannot_be_used_are_refused_in_one_sentence() -> None:
     tokenizer: Tokenizer = vocabulary()
     with pytest.raises(UsageError, match="not valid Jinja"):
         Template("{% if %}", tokenizer)
     with pytest.raises(UsageError, match="no control token"):
         Derived(Template("{% for m in messages %}{{ m.content }}{% endfor %}", tokenizer))
+    one = "<|im_start|>{{ m.role }} {{ m.content }}{{ m.tool_calls }}<|im_end|>"
+    unread = "{{ tools }}{% for m in messages %}" + one + "{% endfor %}"
+    with pytest.raises(UsageError, match="no parser reads the calls"):
+        Derived(Template(unread, tokenizer)).prompt([Message("user", "2+2?")], [ADD])
     with pytest.raises(UsageError, match="lists no tools"):
         Derived(Template(source("phi3"), tokenizer)).prompt([Message("user", "2+2?")], [ADD])
