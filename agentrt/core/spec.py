@@ -131,6 +131,13 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 Purpose = Literal["run", "eval"]
 
 
+class SandboxSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How tools are kept apart from everything else. The strongest level that works here is in force in any case."""
+
+    allow_weak: bool = False
+    """Let tools that ask for isolation run with limits only, where nothing better works. They can read your files."""
+
+
 class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A whole run. Two runs with the same spec on the same machine sample the same ids."""
 
@@ -155,6 +162,7 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     sampling: SamplingParams = SamplingParams()
     limits: Limits = Limits()
     engine: EngineSpec = EngineSpec()
+    sandbox: SandboxSpec = SandboxSpec()
 
     def __post_init__(self) -> None:
         for name in ("groups", "group_size", "max_concurrent", "max_scoring"):

@@ -46,4 +46,6 @@ class Setup:
         self.scoring = anyio.CapacityLimiter(spec.max_scoring)
         """Permits of graders: a stuck one holds up neither episodes nor tools."""
         permits = anyio.CapacityLimiter(CALLS_PER_CORE * (os.cpu_count() or 1))
-        self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(Sandbox, permits)
+        self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(
+            Sandbox, permits, allow_weak=spec.sandbox.allow_weak
+        )

@@ -10,7 +10,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from itertools import count
 from types import TracebackType
 from typing import Self
 
@@ -28,6 +27,8 @@ READS_A_TURN = 8
 """Of a pipe that is full, before others have their turn: half a millisecond of the event loop."""
 TEAR_DOWN_SECONDS = 5.0
 """Its bound. A supervisor ends a call in milliseconds, unless the kernel itself hangs."""
+_FULL_PIPE_READS = 16
+"""Enough for the largest pipe that a tool can make of the one it was given."""
 _MAX_STATUS = 16_384
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
@@ -56,6 +57,7 @@ class Process:
         self.reply = Reply(reply_bytes, on_progress)
         self.status: Status | None = None
         """None until the process and everything it started have ended."""
+        self._is_there = False
 
     def __enter__(self) -> Self:
         with ExitStack() as ours, ExitStack() as theirs:
@@ -63,7 +65,11 @@ class Process:
             ours.enter_context(self._call)
             theirs.enter_context(call)
             self._call.setblocking(False)
+            self._events = ours.enter_context(select.epoll())
+            """Everything to wait for, as one descriptor."""
+            self._events.register(self._call, select.EPOLLIN)
             self._feeds: dict[int, Callable[[bytes], None]] = {}
+            """The pipes that have not ended, and what takes their bytes."""
             self._handed = [call.fileno()]
             for feed in (self._feed_stdout, self._feed_stderr, self.reply.feed):
                 read, write = os.pipe()
@@ -71,6 +77,7 @@ class Process:
                 theirs.callback(os.close, write)
                 os.set_blocking(read, False)
                 self._feeds[read] = feed
+                self._events.register(read, select.EPOLLIN)
                 self._handed.append(write)
             self._ours, self._theirs = ours.pop_all(), theirs.pop_all()
         return self
@@ -107,27 +114,20 @@ class Process:
             self._theirs.close()
         with anyio.move_on_after(seconds) as limit:
             await self._hear()
-        if limit.cancelled_caught:  # should it start after all, its supervisor finds nobody here, and ends it
+        if limit.cancelled_caught:
             self.status = Status(infra=f"it did not start within {seconds:g} s")
 
     async def read_until(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Read the pipes until the process has ended, or what was read is enough."""
-        if self.status is not None:
-            return
-        async with anyio.create_task_group() as tasks:
-
-            async def read(fd: int) -> None:
-                while await self._readable(fd):
-                    if is_enough():
-                        tasks.cancel_scope.cancel()
-
-            for fd in self._feeds:
-                tasks.start_soon(read, fd)
-            await self._hear()
-            tasks.cancel_scope.cancel()
+        while self.status is None and not is_enough():
+            await anyio.wait_readable(self._events.fileno())
+            for fd, _ in self._events.poll(0):
+                self._serve(fd)
 
     async def tear_down(self) -> None:
         """End all that is left of it, then read what it had written. Shielded, and bounded in time."""
+        if not self._is_there:
+            return  # should it start after all, its supervisor finds nobody here, and ends it
         if self.status is None:
             self._call.shutdown(socket.SHUT_WR)
             with anyio.move_on_after(TEAR_DOWN_SECONDS, shield=True) as bound:
@@ -139,20 +139,22 @@ class Process:
                 self.status = Status(infra="the sandbox did not end in time")
         self.drain()
 
-    def drain(self, reads: int | None = None) -> None:
-        """Read what is in the pipes, at most so many times from each."""
-        for fd in self._feeds:
-            for _ in count() if reads is None else range(reads):
+    def drain(self) -> None:
+        """Read what is in the pipes."""
+        for fd in list(self._feeds):
+            for _ in range(_FULL_PIPE_READS):
                 if not self._read_some(fd):
                     break
 
     def end(self) -> None:
         """End it and wait for that, blocking, milliseconds as a rule: for owners that cannot await."""
         self._call.shutdown(socket.SHUT_WR)
+        word = select.poll()  # not select.select, which knows no descriptor above 1023
+        word.register(self._call, select.POLLIN)
         deadline = time.monotonic() + TEAR_DOWN_SECONDS
-        while self.status is None and time.monotonic() < deadline:
-            select.select([self._call], [], [], deadline - time.monotonic())
-            self._take_word()
+        while self.status is None and (left := deadline - time.monotonic()) > 0:
+            if word.poll(left * 1000):
+                self._take_word()
         if self.status is None:
             self._zygote.kill()
 
@@ -168,18 +170,17 @@ class Process:
             return
         except OSError as error:
             message = msgspec.json.encode(Status(infra=f"the supervisor is gone: {error.strerror}"))
+        self._is_there = True
         if message != b"{}":
             self.status = msgspec.json.decode(message, type=Status) if message else Status(infra="the zygote is gone")
 
-    async def _readable(self, fd: int) -> bool:
-        """Wait for something to read and read it; False at the end."""
-        await anyio.wait_readable(fd)
-        if not self._read_some(fd):
-            return False
-        for _ in range(READS_A_TURN - 1):
+    def _serve(self, fd: int) -> None:
+        if fd == self._call.fileno():
+            self._take_word()
+            return
+        for _ in range(READS_A_TURN):
             if not self._read_some(fd):
                 break
-        return True
 
     def _read_some(self, fd: int) -> bool:
         """Read what is there; False at the end, and when there is nothing."""
@@ -187,8 +188,12 @@ class Process:
             data = os.read(fd, READ_BYTES)
         except BlockingIOError:
             return False
+        if not data:
+            self._events.unregister(fd)
+            del self._feeds[fd]
+            return False
         self._feeds[fd](data)
-        return bool(data)
+        return True
 
 
 def sealed_file(data: bytes) -> int:

@@ -23,9 +23,6 @@ from agentrt.sandbox.result import Outcome, ToolResult
 from agentrt.sandbox.terms import ToolLimits
 from agentrt.sandbox.zygote import Zygote
 
-_DRAIN_READS = 16
-"""Of each pipe after a reply: what was written before it is there by then."""
-
 
 class Worker:
     """A context manager; leaving it ends the process. `start` makes what a call needs: the zygote and the job."""
@@ -43,8 +40,8 @@ class Worker:
         clock.refuse_in_virtual_time("a tool's process")
         async with self._turn:
             self._on_progress = on_progress
-            process = self._process or await self._started()
             try:
+                process = self._process or await self._started()
                 process.forget()
                 started = clock.now()
                 with anyio.move_on_after(seconds) as limit:
@@ -57,7 +54,7 @@ class Worker:
             if is_over:
                 await self._end()
                 return result(process, process.reply.said(), is_late=limit.cancelled_caught, seconds=elapsed)
-            process.drain(_DRAIN_READS)
+            process.drain()
             said = process.reply.said()
             outcome: Outcome = "tool_error" if said and said.is_error else "ok"
             return answered(process, said, outcome, code=None, seconds=elapsed)
@@ -80,20 +77,28 @@ class Worker:
             self._on_progress(progress)
 
     async def _ask(self, process: Process, request: Any) -> None:
+        left = self._write(msgspec.json.encode(request) + b"\n")
+        if not left:  # the usual case needs no task group
+            await process.read_until(lambda: process.reply.has_line)
+            return
         async with anyio.create_task_group() as both:
-            both.start_soon(self._write, msgspec.json.encode(request) + b"\n")
+            both.start_soon(self._write_all, left)
             await process.read_until(lambda: process.reply.has_line)
             both.cancel_scope.cancel()
 
-    async def _write(self, data: bytes) -> None:
-        """Write as the tool reads; nothing if it does not read any more."""
+    async def _write_all(self, data: bytes) -> None:
         while data:
-            try:
-                data = data[os.write(self._stdin, data) :]
-            except BlockingIOError:
-                await anyio.wait_writable(self._stdin)
-            except BrokenPipeError:
-                return
+            await anyio.wait_writable(self._stdin)
+            data = self._write(data)
+
+    def _write(self, data: bytes) -> bytes:
+        """Write what the pipe takes; what is left of it, nothing if the tool does not read any more."""
+        try:
+            return data[os.write(self._stdin, data) :]
+        except BlockingIOError:
+            return data
+        except BrokenPipeError:
+            return b""
 
     async def _end(self) -> None:
         if self._process is not None:

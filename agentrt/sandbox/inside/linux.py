@@ -23,11 +23,10 @@ CAP_DAC_READ_SEARCH = 2
 
 _SIGCHLD = 17
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS, _PR_CAPBSET_DROP = 1, 4, 8, 24
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 _CAPABILITY_VERSION_3 = 0x2008_0522
-_LAST_CAPABILITY = 40
 _CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}
 _PIVOT_ROOT_NUMBER = {"x86_64": 155, "aarch64": 41}
 _MOUNT_SETATTR_NUMBER = 442
@@ -112,21 +111,14 @@ def become(uid: int, keep: int = 0) -> None:
     set_dumpable(True)  # a change of user cleared it, and then /proc/self/uid_map is root's
 
 
-def drop_capabilities() -> None:
-    """Give up all capabilities but ambient ones, also for programs that are executed later."""
-    for capability in range(_LAST_CAPABILITY + 1):
-        _LIBC.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # fails without CAP_SETPCAP: then there is nothing to drop
-    set_capabilities(0)
-
-
 def set_capabilities(bits: int) -> None:
-    """Exactly these, effective, permitted, inheritable and ambient."""
+    """Exactly these, effective, permitted, inheritable and ambient. The bounding set stays: no_new_privs makes it moot."""
     low, high = bits & 0xFFFF_FFFF, bits >> 32
     header = ctypes.create_string_buffer(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), 8)
     data = ctypes.create_string_buffer(struct.pack("=6I", low, low, low, high, high, high), 24)
     _checked("capset", _LIBC.capset(header, data))
     _LIBC.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-    for capability in range(_LAST_CAPABILITY + 1):
+    for capability in range(bits.bit_length()):
         if bits >> capability & 1:
             _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, capability)
 

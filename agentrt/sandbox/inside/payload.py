@@ -66,7 +66,7 @@ def _limit(limits: Limits) -> None:
 
 def _confine(setup: Setup, folder: str) -> None:
     if setup.namespaces:
-        linux.drop_capabilities()
+        linux.set_capabilities(0)
         readable, writable = ["/"], [FOLDER, "/tmp", "/dev"]
     else:
         own = f"{setup.episodes}/{folder}"

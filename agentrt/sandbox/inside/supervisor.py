@@ -63,7 +63,8 @@ def _run(
     for fd in fds:
         os.close(fd)
     if setup.namespaces:
-        linux.drop_capabilities()
+        linux.no_new_privileges()
+        linux.set_capabilities(0)
     call_tree = _Tree(main, is_alone=setup.namespaces, folder=folder, job=job)
     why = call_tree.watch(call)
     call_tree.end()

@@ -8,6 +8,7 @@ With namespaces it is process 1 of one of its own, so whatever ends it ends all 
 calls see that by themselves, and it leaves after the last one.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -86,6 +87,7 @@ def _prepare(setup: Setup) -> Ready:
     sys.path += setup.paths
     for name in (*STANDARD, *setup.imports):
         importlib.import_module(name)
+    gc.freeze()  # what is here is never garbage: a fork's collections leave its pages alone
     compile("ready = 1", "<zygote>", "exec")  # the first one costs a millisecond, which no call should pay
     return Ready(has_proc, os.getuid(), os.getgid())
 
