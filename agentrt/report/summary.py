@@ -13,6 +13,8 @@ from agentrt.core.records import EpisodeRecord, good_records
 
 UNKNOWN = "other names"
 """For calls of tools that do not exist: a policy invents many names."""
+CALL_COUNTS = "tool_calls_"
+"""Metrics that count calls by outcome; `Summary.tools` has them by tool."""
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
 
 
@@ -135,7 +137,7 @@ def _components(good: list[EpisodeRecord]) -> dict[str, Component]:
 
 
 def _metrics(good: list[EpisodeRecord]) -> dict[str, float]:
-    names = dict.fromkeys(name for record in good for name in record.metrics)
+    names = dict.fromkeys(name for record in good for name in record.metrics if not name.startswith(CALL_COUNTS))
     values = {name: [record.metrics[name] for record in good if name in record.metrics] for name in names}
     return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
 
@@ -144,7 +146,7 @@ def _tools(good: list[EpisodeRecord]) -> dict[str, dict[str, int]]:
     outcomes: dict[str, Counter[str]] = {}
     for record in good:
         for call in record.calls:
-            name = UNKNOWN if call.outcome == "unknown_tool" else call.name
+            name = UNKNOWN if call.outcome == "unknown_tool" or not call.name else call.name
             outcomes.setdefault(name, Counter())[call.outcome] += 1
     return {name: dict(counts.most_common()) for name, counts in sorted(outcomes.items())}
 

@@ -19,7 +19,7 @@ import structlog
 
 from agentrt.core import clock
 
-HELD_SECONDS = 0.2
+HELD_SECONDS = 0.5
 """How long a coroutine may work without a checkpoint before it is named."""
 
 _COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
