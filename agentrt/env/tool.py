@@ -20,6 +20,7 @@ from agentrt.core.spec import convert, load_toml, nearest
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.terms import DEFAULT_TERMS, Protocol, Terms, ToolLimits
 
+MCP = "mcp:"
 SHIPPED = "agentrt_tools"
 """The package whose programs are found by name."""
 
@@ -60,11 +61,14 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 def tool(name_or_path: str | os.PathLike[str]) -> Tool:
-    """The tool of that name among the shipped ones, or the one at that path (its program, `x.py`, or its manifest).
+    """The tool of that name among the shipped ones, or the one at that path (its program, `x.py`, or its manifest),
+    or the only one of the MCP server that `mcp:COMMAND` starts (of several: `agentrt.env.mcp.mcp_tools`).
 
     Raises `UsageError` for an unknown name (with the nearest one) and for a missing or wrong manifest.
     """
     text = os.fspath(name_or_path)
+    if text.startswith(MCP):
+        return _only_tool(text.removeprefix(MCP))
     if text.endswith((".py", ".toml")) or os.sep in text:
         return _load(Path(text).with_suffix(".toml"))
     manifests = _shipped()
@@ -73,13 +77,23 @@ def tool(name_or_path: str | os.PathLike[str]) -> Tool:
     return _load(manifests[text])
 
 
+def _only_tool(command: str) -> Tool:
+    from agentrt.env.mcp import mcp_tools  # here, because it builds on this module
+
+    found = mcp_tools(command)
+    if len(found) != 1:
+        names = ", ".join(each.name for each in found)
+        raise UsageError(f"{command}: the server has {len(found)} tools ({names}); take them with `mcp_tools`")
+    return found[0]
+
+
 def shipped() -> list[str]:
     """The names of the shipped tools, in order."""
     return sorted(_shipped())
 
 
 def _shipped() -> dict[str, Path]:
-    return {path.stem: path for path in _shipped_folder().glob("*.toml")}
+    return {path.stem: path for path in shipped_folder().glob("*.toml")}
 
 
 def _load(path: Path) -> Tool:
@@ -90,7 +104,7 @@ def _load(path: Path) -> Tool:
     program = folder / (manifest.program or f"{path.stem}.py")
     if not program.is_file():
         raise UsageError(f"{program}: no such file; it is the program of {path}")
-    own = folder if folder == _shipped_folder() else program  # all shipped tools share a zygote
+    own = folder if folder == shipped_folder() else program  # all shipped tools share a zygote
     argv: tuple[str, ...] = (str(program),)
     if program.suffix == ".py":
         argv = (os.path.realpath(sys.executable), "-I", "-S", *argv)
@@ -104,7 +118,8 @@ def _load(path: Path) -> Tool:
     )
 
 
-def _shipped_folder() -> Path:
+def shipped_folder() -> Path:
+    """Where the shipped programs and manifests are."""
     spec = find_spec(SHIPPED)
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(f"the package {SHIPPED} is not installed; install agentrt again")

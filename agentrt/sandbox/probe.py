@@ -10,7 +10,7 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -112,12 +112,17 @@ def _limits(level: Level) -> dict[str, str]:
 
 
 def run_canary(launcher: Launcher) -> ToolResult:
-    """Run the canary in a thread of its own, with an event loop of its own: this one may be inside another."""
+    """Run the canary, blocking."""
+    return in_thread(partial(_canary, launcher))
+
+
+def in_thread(call: Callable[[], Awaitable[ToolResult]]) -> ToolResult:
+    """Run `call` in a thread with an event loop of its own: this one may be inside another."""
     results: list[ToolResult] = []
-    thread = threading.Thread(target=lambda: results.append(anyio.run(partial(_canary, launcher))))
+    thread = threading.Thread(target=lambda: results.append(anyio.run(call)))
     thread.start()
     thread.join()
-    return results[0] if results else ToolResult(outcome="infra", text="the canary raised an error")
+    return results[0] if results else ToolResult(outcome="infra", text="the call raised an error")
 
 
 _PROGRAM = os.path.abspath(canary.__file__)

@@ -65,6 +65,8 @@ class Sandbox:
         """
         require(terms, self.isolation, allow_weak=self._allow_weak)
         limits = terms.limits
+        if terms.method:
+            request = {"name": terms.method, "arguments": request}
         seconds = min(seconds, limits.wall_seconds or seconds)
         async with self._permits if queued else nullcontext():
             if terms.protocol == "worker":

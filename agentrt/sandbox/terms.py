@@ -6,7 +6,7 @@ import msgspec
 
 from agentrt.sandbox.level import Level
 
-Protocol = Literal["oneshot", "worker", "mcp"]
+Protocol = Literal["oneshot", "worker"]
 
 
 class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -49,13 +49,13 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     protocol: Protocol = "oneshot"
     limits: ToolLimits = ToolLimits()
+    method: str = ""
+    """Of a program that is several tools: its name for this one. The request is then `{"name": ..., "arguments": ...}`."""
     imports: tuple[str, ...] = ()
     """Modules that are there already when a call starts. Naming any makes installed packages importable."""
     readable: tuple[str, ...] = ()
     """Files and folders beyond the system's and the interpreter's."""
     min_isolation: Level = Level.L2
-    max_concurrency: int | None = None
-    """Calls at one time, over all episodes."""
 
 
 DEFAULT_TERMS = Terms()

@@ -5,8 +5,8 @@ is named: no home, no /etc, no devices but the harmless ones, no process but the
 """
 
 import os
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from . import linux
 from .job import EPISODES, FOLDER, Limits
@@ -63,13 +63,14 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
     return has_proc
 
 
-def enter(folder: str, limits: Limits, has_proc: bool) -> None:
+def enter(folder: str, limits: Limits, has_proc: bool, readable: Iterable[str]) -> None:
     """In the new namespaces of a call: its /proc, its /tmp, its /dev/shm, its episode's folder, and no other's."""
     linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
+    size = f"nr_inodes={limits.inodes},mode=1777,size="
+    with _kept(path for path in readable if path.startswith("/tmp/")):
+        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, f"{size}{limits.tmp_bytes}")
     if not (has_proc and _proc("/proc")):
         linux.mount("tmpfs", "/proc", "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
-    size = f"nr_inodes={limits.inodes},mode=1777,size="
-    linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, f"{size}{limits.tmp_bytes}")
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, f"{size}{min(_SHM_BYTES, limits.tmp_bytes)}")
     linux.mount(f"{EPISODES}/{folder}", FOLDER, flags=linux.MS_BIND)
     linux.mount("tmpfs", EPISODES, "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
@@ -94,11 +95,27 @@ def _proc(target: str) -> bool:
 def _bind(path: str, root: str) -> None:
     """Put what is at `path` at the same place under `root`; nothing if it does not exist or is there already."""
     target = root + path
-    if not os.path.exists(path) or os.path.exists(target):
-        return
-    if os.path.isdir(path):
+    if os.path.exists(path) and not os.path.exists(target):
+        _mount_point(target, is_folder=os.path.isdir(path))
+        linux.mount(path, target, flags=linux.MS_BIND | linux.MS_REC)
+
+
+def _mount_point(target: str, *, is_folder: bool) -> None:
+    if is_folder:
         os.makedirs(target)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
-    linux.mount(path, target, flags=linux.MS_BIND | linux.MS_REC)
+
+
+@contextmanager
+def _kept(paths: Iterable[str]) -> Iterator[None]:
+    """Put what is at these paths back there after the block, which hides it."""
+    kept = {path: os.open(path, os.O_PATH) for path in paths if os.path.exists(path)}
+    are_folders = {path: os.path.isdir(path) for path in kept}
+    yield
+    for path, fd in kept.items():
+        if not os.path.exists(path):
+            _mount_point(path, is_folder=are_folders[path])
+            linux.mount(f"/proc/self/fd/{fd}", path, flags=linux.MS_BIND | linux.MS_REC)
+        os.close(fd)

@@ -46,7 +46,7 @@ def _run(
     folder = f"{setup.episodes}/{job.folder}"
     if setup.namespaces:
         root.map_user(root.USER, ready.uid, ready.gid)
-        root.enter(job.folder, job.limits, ready.has_proc)
+        root.enter(job.folder, job.limits, ready.has_proc, setup.readable)
         folder = FOLDER
     else:
         linux.adopt_orphans()
