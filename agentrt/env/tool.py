@@ -8,6 +8,7 @@ interpreter that sees no site-packages and no PYTHON variables (`-I -S`), unless
 import math
 import os
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,12 +61,17 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     min_isolation: Literal["L1", "L2", "L3"] = "L2"
 
 
-def tool(name_or_path: str | os.PathLike[str]) -> Tool:
+def tool(name_or_path: str | os.PathLike[str] | Callable[..., Any]) -> Tool:
     """The tool of that name among the shipped ones, or the one at that path (its program, `x.py`, or its manifest),
     or the only one of the MCP server that `mcp:COMMAND` starts (of several: `agentrt.env.mcp.mcp_tools`).
+    As a decorator of a function: the tool that calls it, see `agentrt.env.function`.
 
     Raises `UsageError` for an unknown name (with the nearest one) and for a missing or wrong manifest.
     """
+    if callable(name_or_path):
+        from agentrt.env.function import function_tool  # here, because it builds on this module
+
+        return function_tool(name_or_path)
     text = os.fspath(name_or_path)
     if text.startswith(MCP):
         return _only_tool(text.removeprefix(MCP))
