@@ -23,7 +23,7 @@ from agentrt.sandbox.zygote import FIRST_UID, NUM_UIDS, Kind, Place, Zygote
 
 RECYCLE_AFTER = 10_000
 """Calls of one zygote; then another one takes over."""
-_PREFIX, _LOCK = "agentrt-", "lock"
+_PREFIX, _LOCK, _NEW_LOCK = "agentrt-", "lock", "lock.new"
 
 
 class Launcher:
@@ -84,8 +84,9 @@ def layers_of(level: Level) -> Layers:
 def make_place() -> Place:
     """A new folder for the sandboxes of this process, locked while it lives and removed at exit."""
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(folder / _LOCK, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    lock = os.open(folder / _NEW_LOCK, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)  # held until the process ends
+    os.rename(folder / _NEW_LOCK, folder / _LOCK)  # only now, so that nobody finds it free
     place = Place(folder, os.getuid() or _unprivileged())
     for path in (folder, place.episodes):
         path.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ import msgspec
 
 from agentrt.sandbox.level import Level
 
+MAX_FILES = 1024
 Protocol = Literal["oneshot", "worker"]
 
 
@@ -42,6 +43,8 @@ class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"limits.{name} must be above 0, not {value}")
+        if self.files > MAX_FILES:
+            raise ValueError(f"limits.files is at most {MAX_FILES}, not {self.files}")
 
 
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -3,6 +3,8 @@
 Also lets the tests of this folder import its helper, `attacks`.
 """
 
+import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agentrt.core.errors import SandboxFailure
+from agentrt.sandbox.inside import landlock, seccomp
 from agentrt.sandbox.launcher import Launcher, make_place
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.probe import strongest
@@ -24,12 +27,23 @@ def place() -> Place:
     return make_place()
 
 
+def is_supported(level: Level) -> bool:
+    """What others say of this machine: util-linux of namespaces, the kernel of Landlock."""
+    if level is Level.L2:
+        return landlock.abi() >= landlock.SCOPES_ABI and seccomp.is_known()
+    unshare = shutil.which("unshare")
+    argv = [str(unshare), "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"]
+    return unshare is not None and subprocess.run(argv, capture_output=True, timeout=20).returncode == 0
+
+
 @pytest.fixture(scope="session", params=[Level.L3, Level.L2], ids=["L3", "L2"])
 def launcher(request: pytest.FixtureRequest, place: Place) -> Iterator[Launcher]:
-    """At one level; a level that does not work here is skipped, and says why."""
+    """At one level. One that this machine does not have is skipped, and says why; one that it has must work."""
     try:
         made = strongest(place, (request.param,))
     except SandboxFailure as error:
+        if is_supported(request.param):
+            raise
         pytest.skip(str(error))
     with closing(made):
         yield made

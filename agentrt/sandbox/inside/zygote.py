@@ -77,9 +77,9 @@ def _prepare(setup: Setup) -> Ready:
     has_proc = False
     is_root = os.getuid() == 0 != setup.uid
     if setup.namespaces:
-        _isolate(is_root)
+        _isolate(setup.uid if is_root else None)
         has_proc = root.build(setup.root, setup.readable, setup.episodes)
-    if is_root:
+    if is_root and os.getuid() == 0:
         is_closed = not setup.namespaces and not _is_open(sys.executable)
         linux.become(setup.uid, keep=1 << linux.CAP_DAC_READ_SEARCH if is_closed else 0)
     if setup.namespaces:
@@ -92,18 +92,32 @@ def _prepare(setup: Setup) -> Ready:
     return Ready(has_proc, os.getuid(), os.getgid())
 
 
-def _isolate(is_root: bool) -> None:
-    """Into namespaces of its own, as their process 1. The process before stays to wait, and dies with it."""
+def _isolate(drop_to: int | None) -> None:
+    """Into namespaces of its own, as their process 1. The process before stays to wait, and dies with it.
+
+    Root (`drop_to` is whom it becomes later) needs no user namespace, unless it is one without the right to mount, as
+    in containers: then it becomes that user at once.
+    """
     flags = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-    uid, gid = os.getuid(), os.getgid()
-    linux.unshare(flags if is_root else flags | linux.CLONE_NEWUSER)
-    if not is_root:
+    if drop_to is None or not _is_unshared(flags):
+        if drop_to is not None:
+            linux.become(drop_to)
+        uid, gid = os.getuid(), os.getgid()
+        linux.unshare(flags | linux.CLONE_NEWUSER)
         root.map_user(uid, uid, gid)
     first = os.fork()
     if first:
         os.closerange(3, payload.OPEN_FILES)
         os.waitpid(first, 0)
         os._exit(0)
+
+
+def _is_unshared(flags: int) -> bool:
+    try:
+        linux.unshare(flags)
+    except PermissionError:
+        return False
+    return True
 
 
 def _is_open(path: str) -> bool:
