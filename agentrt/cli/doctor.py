@@ -10,10 +10,10 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from agentrt.cli.console import results
 from agentrt.core.errors import AgentrtError
 from agentrt.core.models import PULLABLE, cache_folder, find_model
 from agentrt.env import registry
@@ -53,7 +53,7 @@ def doctor(
         table.add_row(escape(finding.about), escape(finding.found))
         if finding.fix:
             table.add_row("", f"[yellow]→ {escape(finding.fix)}[/yellow]")
-    Console(highlight=False).print(table)
+    results().print(table)
 
 
 def _machine() -> Iterator[Finding]:

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 
+from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, checked_environment, launch, named_by
 from agentrt.cli.spec import chosen_spec
 from agentrt.core.errors import UsageError
@@ -63,7 +64,7 @@ def evaluate(
     launched = launch(spec, loaded, path, is_resumed=resume is not None)
     records = list(launched.folder.trajectories())
     found, ran = evaluation.evaluate(records, success), summary.summarise(records, spec.groups * spec.group_size)
-    Console(highlight=False).print(
+    results().print(
         Group(evaluation.render(found), summary.render(ran, launched.seconds, str(path), with_rewards=False))
     )
     if as_json:

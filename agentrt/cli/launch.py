@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 from rich.console import Console
 
+from agentrt.cli.console import say
 from agentrt.core.errors import AgentrtError
 from agentrt.core.models import find_model
 from agentrt.core.protocol import EngineInfo
@@ -84,11 +85,6 @@ def named_by(environment: str, prefix: str = "") -> Path:
     place, _, part = environment.partition(":")
     name = "-".join(filter(None, (Path(place).name.removesuffix(".py"), part)))
     return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def say(line: str) -> None:
-    """A line for the person at the terminal, apart from the command's output."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def _engine(model_folder: Path, tokenizer: Tokenizer, spec: RunSpec) -> "EngineService":

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
+from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, Launched, checked_environment, launch, named_by
 from agentrt.cli.spec import chosen_spec
 from agentrt.report.summary import Summary, render, summarise
@@ -69,7 +69,7 @@ def run(
 
 def _report(summary: Summary, launched: Launched, as_json: bool) -> None:
     folder = str(launched.folder.path)
-    Console(highlight=False).print(render(summary, launched.seconds, folder))
+    results().print(render(summary, launched.seconds, folder))
     if as_json:
         result = {
             "folder": folder, "seconds": launched.seconds, "attempts": launched.attempts, "summary": summary

@@ -18,8 +18,8 @@ class Shopping(Environment):
     Reward: `correct` is 1.0 if the last line is `Answer: N` with the right N.
     """
 
-    # Programs that the policy may call. Each call runs in a sandbox of its own; `tool("./mine.py")` takes a program of
-    # yours with its manifest mine.toml beside it (docs/tools.md).
+    # Programs that the policy may call. Each call runs in a sandbox of its own; a program of
+    # yours, with its manifest mine.toml beside it, is `tool(Path(__file__).parent / "mine.py")` (docs/tools.md).
     tools = (tool("calculator"),)
     # `agentrt run` takes tasks of "train", `agentrt eval` of "eval".
     splits = ("train", "eval")
