@@ -69,6 +69,13 @@ class Fork(msgspec.Struct, frozen=True):
     at: int
 
 
+class Rewrite(msgspec.Struct, frozen=True):
+    """A branch with a prompt of its own because the history of another one was rewritten, and how."""
+
+    branch: str
+    reason: str
+
+
 class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One model turn: the ids `[start, end)` of its branch (of the whole list, the forked prefix counted)."""
 
@@ -88,6 +95,7 @@ class BranchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     fork: Fork | None = None
+    rewrite: Rewrite | None = None
     token_ids: Ids
     mask: Mask
     logprobs: Floats
@@ -263,13 +271,17 @@ class Appender(Generic[T]):
 
 
 def branch_record(
-    name: str, tokens: Tokens, turns: Iterable[TurnRecord] = (), fork: Fork | None = None
+    name: str,
+    tokens: Tokens,
+    turns: Iterable[TurnRecord] = (),
+    fork: Fork | None = None,
+    rewrite: Rewrite | None = None,
 ) -> BranchRecord:
     """The record of a branch; of a fork, its own suffix."""
     own = tokens.copy(fork.at) if fork else tokens
     return BranchRecord(
-        name=name, fork=fork, token_ids=own.token_ids, mask=own.mask, logprobs=own.logprobs, versions=own.versions,
-        turns=list(turns),
+        name=name, fork=fork, rewrite=rewrite, token_ids=own.token_ids, mask=own.mask, logprobs=own.logprobs,
+        versions=own.versions, turns=list(turns),
     )  # fmt: skip
 
 

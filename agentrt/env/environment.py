@@ -47,6 +47,13 @@ class Agent(Protocol):
     def fork(self, name: str) -> "Agent":
         """A new branch that shares what was said so far, and its KV."""
 
+    def rewrite(self, name: str, *messages: Message) -> "Agent":
+        """A new branch that goes on from `messages` in the place of this one's history: compacted, without reasoning.
+
+        It has a prompt and a mask of its own, and shares the KV of what is equal. This branch stays as it was sampled;
+        the record says what was rewritten. `ValueError` if `messages` only continue this branch: `sample` does that.
+        """
+
 
 class Episode(Protocol):
     """One episode while it runs and when it is scored."""

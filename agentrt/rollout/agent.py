@@ -14,8 +14,9 @@ import msgspec
 from agentrt.core import clock, seeds
 from agentrt.core.errors import EngineFailure, EnvironmentFailure, attributed_to
 from agentrt.core.protocol import Completion, Session
-from agentrt.core.records import BranchRecord, Fork, StopReason, TurnRecord, branch_record
+from agentrt.core.records import BranchRecord, Fork, Rewrite, StopReason, TurnRecord, branch_record
 from agentrt.core.tokens import Tokens
+from agentrt.env.chat.branch import rewrites
 from agentrt.env.chat.message import Message, ToolCall, Turn
 from agentrt.rollout import calls as tool_calls
 
@@ -27,7 +28,7 @@ class Agent:
     """Implements `agentrt.env.environment.Agent`. The episode enters and leaves its session."""
 
     __slots__ = (
-        "_fork", "_is_opened", "_num_samples", "_session", "_turns", "episode", "last_turn", "messages", "name",
+        "_fork", "_is_opened", "_num_samples", "_rewrite", "_session", "_turns", "episode", "last_turn", "messages", "name",
     )  # fmt: skip
 
     def __init__(self, episode: "Episode", name: str, session: Session, messages: tuple[Message, ...]) -> None:
@@ -37,6 +38,7 @@ class Agent:
         self._turns: list[TurnRecord] = []
         self._num_samples = 0
         self._fork: Fork | None = None
+        self._rewrite: Rewrite | None = None
         self._is_opened = False
         """The prompt has been rendered."""
         self._hear(messages)
@@ -108,9 +110,19 @@ class Agent:
         agent.last_turn = self.last_turn
         return agent
 
+    def rewrite(self, name: str, *messages: Message) -> "Agent":
+        """See `agentrt.env.environment.Agent.rewrite`."""
+        setup = self.episode.setup
+        reason = rewrites(setup.renderer, self.messages, messages, setup.environment.tools)
+        if not reason:
+            raise ValueError("these messages continue the branch as it is; give what is new to `sample`")
+        agent = self.episode.agent(name, *messages)
+        agent._rewrite = Rewrite(self.name, reason)
+        return agent
+
     def record(self) -> BranchRecord:
         """The branch as it is stored."""
-        return branch_record(self.name, self.tokens, self._turns, self._fork)
+        return branch_record(self.name, self.tokens, self._turns, self._fork, self._rewrite)
 
     def _hear(self, messages: tuple[Message, ...]) -> None:
         for message in messages:

@@ -11,6 +11,7 @@ from agentrt.core.errors import UsageError
 from agentrt.core.records import StopReason
 from agentrt.env.chat.message import Message
 from agentrt.env.environment import Episode
+from agentrt_envs.answer import grade
 
 INSTRUCTION = "Use the calculator for each operation. Then write Answer: and the number."
 EVAL_TASKS = 256
@@ -90,12 +91,6 @@ def hostile_problem(index: int, rng: random.Random) -> Problem:
 def numbers(text: str) -> list[str]:
     """Every number written in `text`, with and without a sign before it."""
     return re.findall(r"[0-9]+", text) + re.findall(r"-[0-9]+", text)
-
-
-def grade(content: str, value: str) -> float:
-    """1.0 iff the last line is `Answer: VALUE` and the word is not said twice."""
-    last_line = content.rstrip().rpartition("\n")[2]
-    return float(last_line == f"Answer: {value}" and content.count("Answer:") == 1)
 
 
 class Calculator(Environment):

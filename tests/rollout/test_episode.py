@@ -8,11 +8,20 @@ import pytest
 
 from agentrt import Environment, Limits, Message, StopReason, Task, metric, reward
 from agentrt.core import seeds
-from agentrt.core.records import EpisodeRecord, joined
+from agentrt.core.records import EpisodeRecord, Rewrite, joined
 from agentrt.env.chat.message import Turn
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
-from agentrt.testing import Answer, FakeSandbox, ScriptedEngine, called, fake_tool, said, stage
+from agentrt.testing import (
+    Answer,
+    FakeSandbox,
+    ScriptedEngine,
+    byte_tokenizer,
+    called,
+    fake_tool,
+    said,
+    stage,
+)
 
 pytestmark = pytest.mark.anyio
 TASK = Task("t", (Message("user", "q"),))
@@ -223,6 +232,30 @@ async def test_a_fork_shares_the_prefix_and_differs_in_seed() -> None:
     assert joined(record, twin).token_ids == main.token_ids
     assert main.turns[1].seed != twin.turns[0].seed
     assert engine.num_sessions == 0
+
+
+async def test_c01_a_rewritten_history_is_another_branch_and_the_record_says_why() -> None:
+    """The environment asks for the history without reasoning: the first branch stays as sampled, the new one is fresh."""
+
+    class Forgetful(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            with pytest.raises(ValueError, match="these messages continue the branch"):
+                agent.rewrite("same", *task.messages, Message("user", "more"))
+            turn = await agent.sample()
+            kept = (*task.messages, Message("assistant", turn.content), Message("user", "again"))
+            other = agent.rewrite("without", *kept)
+            await other.sample()
+
+    engine = ScriptedEngine([said("<think>\nhm\n</think>\n\none"), said("two")])
+    record = await run_episode(stage(Forgetful(), engine), TASK)
+    assert record.error is None
+    main, without = record.branches
+    assert (main.fork, main.rewrite, without.fork) == (None, None, None)
+    assert without.rewrite == Rewrite("main", "message 1 (assistant) has another reasoning")
+    assert main.mask.count(1) == main.turns[0].end - main.turns[0].start
+    assert without.mask.count(1) == without.turns[0].end - without.turns[0].start
+    assert "hm" not in byte_tokenizer().decode(without.token_ids[: without.turns[0].start])
+    assert "hm" in byte_tokenizer().decode(main.token_ids)
 
 
 async def test_c23_an_agent_of_an_episode_needs_no_permit() -> None:
