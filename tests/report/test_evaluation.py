@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from agentrt.core.records import EpisodeRecord, Score, StopReason
-from agentrt.report.evaluation import Estimate, estimate, evaluate, pass_at_k, render, student_t
+from agentrt.report.evaluation import estimate, evaluate, pass_at_k, render, student_t
 
 
 def record(task: str, member: int, score: float | None, *, attempt: int = 0, status: str = "ok") -> EpisodeRecord:
