@@ -48,26 +48,36 @@ def make_job(argv: Sequence[str], folder: str, home: str, temporary: str, limits
 
 
 async def call(
-    zygote: Zygote,
-    job: Job,
+    start: Callable[[], tuple[Zygote, Job]],
     request: Any,
     *,
     seconds: float,
     limits: ToolLimits,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> ToolResult:
-    """Run one call. Always gives a result, except for cancellation, which passes after the tear-down."""
+    """Run one call. Always gives a result, except for cancellation, which passes after the tear-down.
+
+    `start` makes what it needs: the zygote and the job. If nothing came of that, it is done once again.
+    """
     clock.refuse_in_virtual_time("a tool's process")
-    with Process(limits.output_bytes, limits.reply_bytes, on_progress) as process:
+    data = msgspec.json.encode(request) + b"\n"
+    for is_last in (False, True):
         try:
-            await process.start(zygote, job, sealed_file(msgspec.json.encode(request) + b"\n"), limits.start_seconds)
-            started = clock.now()
-            with anyio.move_on_after(seconds) as limit:
-                await process.read_until()
-        finally:
-            await process.tear_down()
-        said = process.reply.said()
-        return result(process, said, is_late=limit.cancelled_caught, seconds=clock.now() - started)
+            zygote, job = start()
+        except OSError as error:
+            return ToolResult(outcome="infra", text=f"no zygote can be started: {error}")
+        with Process(limits.output_bytes, limits.reply_bytes, on_progress) as process:
+            try:
+                await process.start(zygote, job, sealed_file(data), limits.start_seconds)
+                started = clock.now()
+                with anyio.move_on_after(seconds) as limit:
+                    await process.read_until()
+            finally:
+                await process.tear_down()
+            if process.is_there or is_last:
+                said = process.reply.said()
+                return result(process, said, is_late=limit.cancelled_caught, seconds=clock.now() - started)
+    raise AssertionError("the last attempt has returned")
 
 
 def result(process: Process, said: Said | None, *, is_late: bool, seconds: float) -> ToolResult:

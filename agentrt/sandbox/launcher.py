@@ -39,7 +39,7 @@ class Launcher:
         """The one to start the next call of this kind."""
         self._leaving = [zygote for zygote in self._leaving if not zygote.has_ended]
         zygote, calls = self._zygotes.get(kind, (None, 0))
-        if zygote is not None and (calls >= RECYCLE_AFTER or zygote.has_ended):
+        if zygote is not None and (calls >= RECYCLE_AFTER or zygote.has_ended or not zygote.takes_calls):
             zygote.close()
             self._leaving.append(zygote)
             zygote = None

@@ -22,11 +22,12 @@ import msgspec
 from agentrt.core.errors import SandboxFailure
 from agentrt.sandbox import channel
 from agentrt.sandbox.inside import canary, landlock
+from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.launcher import Launcher, layers_of, make_place, sweep
 from agentrt.sandbox.level import Isolation, Layers, Level
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import ToolLimits
-from agentrt.sandbox.zygote import Kind, Place
+from agentrt.sandbox.zygote import Kind, Place, Zygote
 
 CONTROLS = ("write_own", "read_own", "run_child", "socket_pair")
 DENIED = {
@@ -130,10 +131,13 @@ _ARGV = (os.path.realpath(sys.executable), "-I", "-S", _PROGRAM)
 
 
 async def _canary(launcher: Launcher) -> ToolResult:
-    zygote = launcher.zygote(Kind(readable=(_PROGRAM,)))
+    kind = Kind(readable=(_PROGRAM,))
     with launcher.folder() as folder, bait(folder) as request:
-        job = launcher.job(_ARGV, folder, _LIMITS)
-        return await channel.call(zygote, job, request, seconds=_SECONDS, limits=_LIMITS)
+
+        def start() -> tuple[Zygote, Job]:
+            return launcher.zygote(kind), launcher.job(_ARGV, folder, _LIMITS)
+
+        return await channel.call(start, request, seconds=_SECONDS, limits=_LIMITS)
 
 
 @contextmanager

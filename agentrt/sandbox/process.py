@@ -57,7 +57,8 @@ class Process:
         self.reply = Reply(reply_bytes, on_progress)
         self.status: Status | None = None
         """None until the process and everything it started have ended."""
-        self._is_there = False
+        self.is_there = False
+        """It has started, however it went on."""
 
     def __enter__(self) -> Self:
         with ExitStack() as ours, ExitStack() as theirs:
@@ -126,8 +127,8 @@ class Process:
 
     async def tear_down(self) -> None:
         """End all that is left of it, then read what it had written. Shielded, and bounded in time."""
-        if not self._is_there:
-            return  # should it start after all, its supervisor finds nobody here, and ends it
+        if not (self.is_there or self._zygote.is_ready):
+            return  # imports may take minutes; should it start after them, its supervisor finds nobody here and ends it
         if self.status is None:
             self._call.shutdown(socket.SHUT_WR)
             with anyio.move_on_after(TEAR_DOWN_SECONDS, shield=True) as bound:
@@ -170,8 +171,11 @@ class Process:
             return
         except OSError as error:
             message = msgspec.json.encode(Status(infra=f"the supervisor is gone: {error.strerror}"))
-        self._is_there = True
-        if message != b"{}":
+        self._zygote.is_ready |= bool(message)
+        self._zygote.takes_calls &= bool(message) or self.is_there
+        if message == b"{}":
+            self.is_there = True
+        else:
             self.status = msgspec.json.decode(message, type=Status) if message else Status(infra="the zygote is gone")
 
     def _serve(self, fd: int) -> None:

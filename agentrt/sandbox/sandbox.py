@@ -73,10 +73,8 @@ class Sandbox:
                 worker = self._worker(tuple(argv), terms)
                 result = await worker.call(request, seconds=seconds, on_progress=on_progress)
             else:
-                zygote, job = self._start(argv, terms)
-                result = await channel.call(
-                    zygote, job, request, seconds=seconds, limits=limits, on_progress=on_progress
-                )
+                start = partial(self._start, argv, terms)
+                result = await channel.call(start, request, seconds=seconds, limits=limits, on_progress=on_progress)
         return msgspec.structs.replace(result, isolation=self.isolation.code)
 
     def _start(self, argv: Sequence[str], terms: Terms) -> tuple[Zygote, Job]:

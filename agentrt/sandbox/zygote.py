@@ -68,6 +68,10 @@ class Zygote:
         self._control.send(msgspec.json.encode(setup._asdict()))
         self._control.setblocking(False)
         self._uid = place.uid
+        self.takes_calls = True
+        """Nobody has found it dead, or dying."""
+        self.is_ready = False
+        """It has answered once: from now on it does at once."""
 
     def give(self, fd: int) -> None:
         """Make a pipe or file that of whoever runs tools, who may want to open it again (`/dev/stdout`)."""
@@ -84,8 +88,15 @@ class Zygote:
                 socket.send_fds(self._control, [message], fds)
             except BlockingIOError:
                 await anyio.wait_writable(self._control)
+            except OSError:
+                self.takes_calls = False
+                raise
             else:
                 return
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:

@@ -116,9 +116,11 @@ def test_processor_time_of_all_processes_together(launcher: Launcher) -> None:
         "import os, time\nos.mkdir('in')\nfor i in range(40): open(f'in/{i}', 'wb').write(b'x' * (1 << 20))\n"
         "os.chmod('in', 0)\ntime.sleep(10)",
         "import time\nfor i in range(400): open(f'{i}', 'wb')\ntime.sleep(10)",
+        "import os, time\nfor i in range(20): os.mkdir('d' * 250); os.chdir('d' * 250)\n"
+        "for i in range(40): open(f'{i}', 'wb').write(b'x' * (1 << 20))\ntime.sleep(10)",
         "for i in range(400): open(f'{i}', 'wb')",
     ],
-    ids=["bytes", "hidden", "inodes", "at the end"],
+    ids=["bytes", "hidden", "inodes", "deep", "at the end"],
 )
 def test_disk(launcher: Launcher, code: str) -> None:
     result = run(launcher, code, terms=Terms(limits=ToolLimits(disk_mb=20, inodes=200)))

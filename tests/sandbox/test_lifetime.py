@@ -126,6 +126,8 @@ def test_a_zygote_that_dies_is_replaced(launcher: Launcher) -> None:
             await shell(sandbox, "true")
             launcher.zygote(Kind()).kill()
             assert (await shell(sandbox, "echo again")).text == "again\n"
+            os.kill(launcher.zygote(Kind()).pid, signal.SIGKILL)  # and nobody has looked yet
+            assert (await shell(sandbox, "echo more")).text == "more\n"
 
     anyio.run(main)
 

@@ -58,7 +58,6 @@ def _run(
     if main == 0:
         os.close(reading)
         payload.run(setup, job, fds, writing, code)
-    call.send(b"{}")
     os.close(writing)
     for fd in fds:
         os.close(fd)
@@ -66,8 +65,12 @@ def _run(
         linux.no_new_privileges()
         linux.set_capabilities(0)
     call_tree = _Tree(main, is_alone=setup.namespaces, folder=folder, job=job)
-    why = call_tree.watch(call)
-    call_tree.end()
+    try:
+        with suppress(BrokenPipeError):  # the runtime has gone: watching finds that too
+            call.send(b"{}")
+        why = call_tree.watch(call)
+    finally:
+        call_tree.end()
     failure = os.read(reading, _MAX_STATUS).decode(errors="replace")
     if failure:
         return {"infra": failure}

@@ -8,6 +8,8 @@ from contextlib import suppress
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _BLOCK = 512
+_MAX_PATH = 3800
+"""Bytes; the kernel takes 4095, and a name in the folder may have 255."""
 _UTIME = 11
 """Its place, and that of stime, cutime and cstime after it, in /proc/PID/stat behind the closing parenthesis."""
 
@@ -43,10 +45,16 @@ def memory_bytes(pids: Iterable[int], limit: int) -> int:
 
 
 def disk(folder: str, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
-    """Bytes and entries beneath `folder`; counting ends soon after a limit is passed."""
+    """Bytes and entries beneath `folder`; counting ends soon after a limit is passed.
+
+    A tree so deep that it cannot be counted is over the limit of entries: what is down there is hidden.
+    """
     total, entries, folders = 0, 0, [folder]
     while folders and total <= bytes_limit and entries <= inodes_limit:
-        for entry in _entries(folders.pop()):
+        path = folders.pop()
+        if len(os.fsencode(path)) > _MAX_PATH:
+            return total, inodes_limit + 1
+        for entry in _entries(path):
             with suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 total, entries = total + status.st_blocks * _BLOCK, entries + 1
