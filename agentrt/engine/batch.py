@@ -1,6 +1,6 @@
 """A batch: the chunks of a step as flat arrays, one row for each id that is computed.
 
-Suffixes: N rows, S sequences, P pages of the longest table, M rows that sample.
+Suffixes: N rows, G cache groups, S sequences, P pages of the longest table, M rows that sample.
 """
 
 from collections.abc import Sequence as List
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrt.engine.kv.pages import NONE
 from agentrt.engine.sequence import Sequence
 
 
@@ -18,8 +19,8 @@ class Batch(NamedTuple):
     token_ids_N: NDArray[np.int64]
     positions_N: NDArray[np.int64]
     table_of_N: NDArray[np.int32]
-    tables_SP: NDArray[np.int32]
-    """Page tables, padded with -1."""
+    tables_GSP: NDArray[np.int32]
+    """Page tables, a row for each cache group; -1 where there is no page."""
     out_rows_M: NDArray[np.int64]
     """The rows whose logits are wanted, one for each entry of `readers`."""
     readers: list[Sequence]
@@ -30,12 +31,14 @@ def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
     """The batch that computes the next `count` ids of each sequence; their leases have the pages for it."""
     counts = [count for _, count in chunks]
     token_ids, positions = [], []
-    tables_SP = np.full((len(chunks), max(len(sequence.lease.pages) for sequence, _ in chunks)), -1, dtype=np.int32)
+    tables = [sequence.lease.table for sequence, _ in chunks]
+    tables_GSP = np.full((len(tables[0]), len(tables), max(len(table[0]) for table in tables)), NONE, dtype=np.int32)
     for index, (sequence, count) in enumerate(chunks):
         start = sequence.lease.computed
         token_ids.append(np.array(sequence.tokens.token_ids[start : start + count], dtype=np.int64))
         positions.append(np.arange(start, start + count, dtype=np.int64))
-        tables_SP[index, : len(sequence.lease.pages)] = sequence.lease.pages
+        for group, row in enumerate(tables[index]):
+            tables_GSP[group, index, : len(row)] = row
     first_rows = np.cumsum([0, *counts[:-1]])
     out = [
         (first + row, sequence)
@@ -44,7 +47,7 @@ def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
     ]
     return Batch(
         np.concatenate(token_ids), np.concatenate(positions), np.repeat(np.arange(len(chunks), dtype=np.int32), counts),
-        tables_SP, np.array([row for row, _ in out], dtype=np.int64), [sequence for _, sequence in out],
+        tables_GSP, np.array([row for row, _ in out], dtype=np.int64), [sequence for _, sequence in out],
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""A runner: the decoder on its device and the flat buffer that the pages lie in."""
+"""A runner: the decoder on its device and the flat buffers that the pages lie in."""
 
 import time
 
@@ -8,38 +8,43 @@ from numpy.typing import NDArray
 
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
-from agentrt.engine.model.decoder import Decoder
+from agentrt.engine.kv.group import size_groups
+from agentrt.engine.kv.lease import PageCopy
+from agentrt.engine.model.decoder import Decoder, PagedKV
 
 PROBE_ROWS, PROBE_KEYS, PROBE_RUNS = 32, 1024, 2
 
 
 class ModelRunner:
-    """`engine.step.Runner` over a decoder. The buffer is one flat tensor, a page of all layers contiguous in it."""
+    """`engine.step.Runner` over a decoder. Each cache group has one flat tensor, a page contiguous in it."""
 
     def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
         self.decoder, self.page_size = decoder, spec.page_size
-        self.num_pages = -(-spec.kv_tokens // spec.page_size)
-        self._layout = decoder.page_layout(spec.page_size)
-        self._pool = torch.zeros(self.num_pages * self._layout.page_stride, dtype=torch.float32, device=decoder.device)
+        self.groups = size_groups(decoder.config.group_windows, spec)
+        self._kv = [
+            PagedKV(torch.zeros(group.num_pages * layout.page_stride, device=decoder.device), layout)
+            for group, layout in zip(self.groups, decoder.page_layouts(spec.page_size), strict=True)
+        ]
         self.cost_per_key = self._measured_cost_per_key()
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
-        token_ids_N, positions_N, table_of_N, tables_SP, out_rows_M = (
+        token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M = (
             torch.from_numpy(array).to(self.decoder.device) for array in batch[:5]
         )
-        logits_MV = self.decoder.forward(
-            token_ids_N, positions_N, table_of_N, tables_SP, self._pool, self._layout, out_rows_M
-        )
+        logits_MV = self.decoder.forward(token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M)
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
         return logits
 
-    def copy_page(self, source: int, target: int) -> None:
-        self._page(target).copy_(self._page(source))
+    def copy_page(self, copy: PageCopy) -> None:
+        pool, layout = self._kv[copy.group]
+        pages_PE = pool.view(-1, layout.page_stride)
+        pages_PE[copy.target] = pages_PE[copy.source]
 
     def _measured_cost_per_key(self) -> float:
         """Time rows that attend few keys and rows that attend many; what a key adds, in rows. Compiles, on the way."""
-        pages = min(PROBE_KEYS // self.page_size, self.num_pages)
-        few, many = self._probe(0, pages), self._probe(max(pages * self.page_size - PROBE_ROWS, 0), pages)
+        keys = min(PROBE_KEYS, self.decoder.context_length, self.groups[0].num_pages * self.page_size)
+        rows = min(PROBE_ROWS, keys)
+        few, many = self._probe(0, rows), self._probe(keys - rows, rows)
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for attempt in range(PROBE_RUNS + 1):
             for which, batch in enumerate((few, many)):
@@ -48,17 +53,13 @@ class ModelRunner:
                 if attempt:  # the first one compiles
                     seconds[which].append(time.perf_counter() - started)
         ratio = min(seconds[1]) / min(seconds[0])
-        keys = int(many.positions_N[0] - few.positions_N[0])
-        return max(ratio - 1, 0.0) / keys if keys else 0.0
+        return max(ratio - 1, 0.0) / (keys - rows) if keys > rows else 0.0
 
-    def _probe(self, start: int, pages: int) -> Batch:
+    def _probe(self, start: int, rows: int) -> Batch:
         """A prompt chunk at positions from `start` on, in pages that hold nothing yet."""
-        rows = min(PROBE_ROWS, pages * self.page_size)
+        places = np.arange(-(-(start + rows) // self.page_size), dtype=np.int32)
+        tables_GSP = np.stack([places[None] % group.num_pages for group in self.groups], dtype=np.int32)
         return Batch(
             np.zeros(rows, dtype=np.int64), np.arange(start, start + rows, dtype=np.int64), np.zeros(rows, dtype=np.int32),
-            np.arange(pages, dtype=np.int32)[None], np.array([rows - 1], dtype=np.int64), [],
+            tables_GSP, np.array([rows - 1], dtype=np.int64), [],
         )  # fmt: skip
-
-    def _page(self, page: int) -> torch.Tensor:
-        stride = self._layout.page_stride
-        return self._pool[page * stride : (page + 1) * stride]

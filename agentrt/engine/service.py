@@ -40,7 +40,7 @@ class EngineService:
 
     def __init__(self, core: EngineCore, info: EngineInfo) -> None:
         self.core, self._info = core, info
-        self.bounds = Bounds(info.vocab_size, info.context_length, core.runner.num_pages * core.runner.page_size)
+        self.bounds = Bounds(info.vocab_size, info.context_length, core.cache.num_tokens)
         self.num_sessions = 0
         self._commands: deque[Command] = deque()
         self._finished: deque[EngineSequence] = deque()

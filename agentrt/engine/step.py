@@ -18,7 +18,8 @@ from agentrt.core.protocol import EngineStatistics
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.forecast import Lengths
-from agentrt.engine.kv.lease import KVCache, Lease
+from agentrt.engine.kv.group import Group
+from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.sampler import sample, score
 from agentrt.engine.scheduler import Capacity, Demand, plan_step
@@ -29,9 +30,10 @@ RESERVE_AFTER = 3
 
 
 class Runner(Protocol):
-    """The model on its device, and the buffer that the pages lie in."""
+    """The model on its device, and the buffers that the pages lie in."""
 
-    num_pages: int
+    groups: tuple[Group, ...]
+    """Sized as `kv.group.size_groups` does."""
     page_size: int
     cost_per_key: float
     """What a row costs more for each key it attends, in rows that attend nothing."""
@@ -39,7 +41,7 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> NDArray[np.float32]:
         """Write the KV of every row to its page and return `logits_MV` for `batch.out_rows_M`."""
 
-    def copy_page(self, source: int, target: int) -> None:
+    def copy_page(self, copy: PageCopy) -> None:
         """Copy one page's KV."""
 
 
@@ -61,7 +63,7 @@ class EngineCore:
 
     def __init__(self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes]) -> None:
         self.runner, self.spec, self.vocab_size, self.bytes_of = runner, spec, vocab_size, bytes_of
-        self.cache = KVCache(runner.num_pages, runner.page_size)
+        self.cache = KVCache(runner.groups, runner.page_size)
         self.version = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -78,9 +80,9 @@ class EngineCore:
 
     def fork(self, parent: Lease, tokens: int) -> Lease:
         """A lease that shares the KV of the first `tokens` ids of `parent`, or what there is of it."""
-        child, copy = self.cache.fork(parent, tokens)
-        if copy is not None:
-            self.runner.copy_page(*copy)
+        child, copies = self.cache.fork(parent, tokens)
+        for copy in copies:
+            self.runner.copy_page(copy)
         return child
 
     def submit(self, sequence: Sequence, lease: Lease) -> None:
@@ -110,7 +112,7 @@ class EngineCore:
         batch = build_batch(chunks)
         logits_MV = self.runner.run(batch)
         for sequence, count in chunks:
-            sequence.lease.computed += count
+            self.cache.advance(sequence.lease, sequence.tokens.token_ids, count)
         self._read(batch.readers, logits_MV)
         finished = [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
         for sequence in finished:
@@ -218,5 +220,5 @@ class EngineCore:
     def _capacity(self) -> Capacity:
         spec, cache = self.spec, self.cache
         return Capacity(
-            spec.step_tokens, spec.max_batch, cache.num_available, cache.page_size, self.runner.cost_per_key
+            spec.step_tokens, spec.max_batch, cache.pool.num_available, cache.page_size, self.runner.cost_per_key
         )

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from agentrt.core.seeds import derive
 from agentrt.engine.batch import Batch
+from agentrt.engine.kv.group import Group
+from agentrt.engine.kv.lease import PageCopy
 
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 
@@ -26,30 +28,45 @@ def hashed_logits(vocab_size: int, spread: float = 3.0) -> Logits:
 
 
 class ToyRunner:
-    """An `engine.step.Runner` over given logits. `prefixes` records what each sampling row saw."""
+    """An `engine.step.Runner` over given logits. `prefixes` records what each sampling row saw.
 
-    def __init__(self, logits: Logits, *, num_pages: int = 64, page_size: int = 4) -> None:
-        self.num_pages, self.page_size, self._logits = num_pages, page_size, logits
+    In a group with a window, a row that samples must find the ids that group 0 has there.
+    """
+
+    def __init__(
+        self, logits: Logits, *, num_pages: int = 64, page_size: int = 4, groups: Sequence[Group] = ()
+    ) -> None:
+        self.groups, self.page_size, self._logits = tuple(groups) or (Group(num_pages),), page_size, logits
+        self._kv = [np.full((group.num_pages, page_size), -1, dtype=np.int64) for group in self.groups]
         self.cost_per_key = 0.0
-        self._kv = np.full((num_pages, page_size), -1, dtype=np.int64)
         self.prefixes: list[list[int]] = []
         self.rows: list[int] = []
         """How many rows each step had."""
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         self.rows.append(len(batch.token_ids_N))
-        tables_N = batch.tables_SP[batch.table_of_N]
-        for token_id, position, table in zip(batch.token_ids_N, batch.positions_N, tables_N, strict=True):
-            page = table[position // self.page_size]
-            assert page >= 0, "a row has no page"
-            self._kv[page, position % self.page_size] = token_id
-        prefixes = [self._read(tables_N[row], int(batch.positions_N[row]) + 1) for row in batch.out_rows_M]
+        tables_GNP = batch.tables_GSP[:, batch.table_of_N]
+        for kv, table_NP in zip(self._kv, tables_GNP, strict=True):
+            for token_id, position, table in zip(batch.token_ids_N, batch.positions_N, table_NP, strict=True):
+                page = table[position // self.page_size]
+                assert page >= 0, "a row has no page"
+                kv[page, position % self.page_size] = token_id
+        prefixes = [self._read(tables_GNP[:, row], int(batch.positions_N[row]) + 1) for row in batch.out_rows_M]
         self.prefixes += prefixes
         return np.array([self._logits(prefix) for prefix in prefixes], dtype=np.float32)
 
-    def copy_page(self, source: int, target: int) -> None:
-        self._kv[target] = self._kv[source]
+    def copy_page(self, copy: PageCopy) -> None:
+        kv = self._kv[copy.group]
+        kv[copy.target] = kv[copy.source]
 
-    def _read(self, table: NDArray[np.int32], tokens: int) -> list[int]:
-        pages = table[: -(-tokens // self.page_size)]
-        return [int(token_id) for token_id in self._kv[pages].reshape(-1)[:tokens]]
+    def _read(self, tables_GP: NDArray[np.int32], tokens: int) -> list[int]:
+        """The ids that a row sees, which the windows must agree on."""
+        prefix: list[int] = []
+        for group, kv, table in zip(self.groups, self._kv, tables_GP, strict=True):
+            first = (max(0, tokens - group.window) if group.window else 0) // self.page_size
+            pages = table[first : -(-tokens // self.page_size)]
+            seen = kv[pages].reshape(-1)[: tokens - first * self.page_size].tolist()
+            assert (pages >= 0).all(), "a window lacks a page"
+            prefix = prefix or seen
+            assert seen == prefix[first * self.page_size :], "a window holds other ids"
+        return prefix

@@ -78,6 +78,13 @@ def exp32(x: Any) -> Any:
 
 
 @ordered()
+def sigmoid32(x: Any) -> Any:
+    """1 / (1 + e^-x) in float32, for any x."""
+    small = exp32(-abs(x))  # at most 1, so nothing overflows
+    return (np.float32(1.0) if x >= 0 else small) / (np.float32(1.0) + small)
+
+
+@ordered()
 def exp64(x: Any) -> Any:
     """e^x in float64 for x <= 0, as `exp32` is written; 0 below -708."""
     shifted = x * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2^52: the sum's low bits are the nearest integer

@@ -27,6 +27,20 @@ def test_paged_attention(make_paged: Callable[..., Any], rows: int, page_size: i
     torch.testing.assert_close(cpu.paged_attention(q_NHD, *paged, 1, window), expected_NHD, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("op", [reference.paged_attention, cpu.paged_attention], ids=["reference", "cpu"])
+def test_pages_before_the_window_are_not_looked_at(make_paged: Callable[..., Any], op: Callable[..., Any]) -> None:
+    paged = make_paged([(0, 13), (0, 14), (1, 11)], 4, kv_heads=2, head_dim=8)
+    q_NHD = torch.randn(3, 4, 8)
+    expected_NHD = op(q_NHD, *paged, 1, 6)
+    dropped = paged._replace(tables_SP=paged.tables_SP.clone(), pool=paged.pool.clone())
+    for sequence, places in ((0, 2), (1, 1)):
+        for place in range(places):
+            start = int(paged.tables_SP[sequence, place]) * paged.layout.page_stride
+            dropped.pool[start : start + paged.layout.page_stride] = torch.nan
+            dropped.tables_SP[sequence, place] = -1
+    assert torch.equal(op(q_NHD, *dropped, 1, 6), expected_NHD)
+
+
 def test_the_reference_is_attention(make_paged: Callable[..., Any]) -> None:
     paged = make_paged([(0, position) for position in range(9)], 4, kv_heads=2, head_dim=8)
     q_NHD = torch.randn(9, 4, 8)

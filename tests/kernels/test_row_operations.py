@@ -1,8 +1,10 @@
-"""RMS norm and SwiGLU: the compiled operations against their definitions, and rows alone against rows together."""
+"""RMS norm, SwiGLU and GeGLU: the compiled operations against their definitions, and rows alone against rows together."""
 
 import pytest
 import torch
 
+from agentrt_kernels.geglu import cpu as geglu_cpu
+from agentrt_kernels.geglu import reference as geglu_reference
 from agentrt_kernels.rms_norm import cpu as rms_cpu
 from agentrt_kernels.rms_norm import reference as rms_reference
 from agentrt_kernels.swiglu import cpu as swiglu_cpu
@@ -35,6 +37,19 @@ def test_swiglu(rows: int, width: int) -> None:
     torch.testing.assert_close(swiglu_cpu.swiglu(gate_up_NE), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("rows", "width"), SHAPES)
+def test_geglu(rows: int, width: int) -> None:
+    gate_up_NE = torch.randn(rows, 2 * width) * 4
+    expected = geglu_reference.geglu(gate_up_NE)
+    torch.testing.assert_close(geglu_cpu.geglu(gate_up_NE), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_geglu_of_extreme_gates() -> None:
+    gates = torch.tensor([[-1e30, -200.0, -0.0, 200.0, 1e10]])
+    out = geglu_cpu.geglu(torch.cat([gates, torch.ones(1, 5)], dim=1))
+    assert out.tolist() == [[0.0, 0.0, 0.0, 200.0, gates[0, 4].item()]]
+
+
 def test_swiglu_of_extreme_gates() -> None:
     gates = torch.tensor([[-1e30, -200.0, -0.0, 200.0, 1e30]])
     out = swiglu_cpu.swiglu(torch.cat([gates, torch.ones(1, 5)], dim=1))
@@ -50,3 +65,4 @@ def test_rows_do_not_know_their_neighbours(rows: int) -> None:
             rms_cpu.rms_norm(part_ND, weight_D, 1e-6), rms_cpu.rms_norm(x_ND, weight_D, 1e-6)[start : start + rows]
         )
         assert torch.equal(swiglu_cpu.swiglu(part_ND), swiglu_cpu.swiglu(x_ND)[start : start + rows])
+        assert torch.equal(geglu_cpu.geglu(part_ND), geglu_cpu.geglu(x_ND)[start : start + rows])

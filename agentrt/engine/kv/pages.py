@@ -1,12 +1,20 @@
-"""The page pool: which pages are free, and how many hold each of the others.
+"""The page pool of a cache group: which pages are free, and how many hold each of the others.
 
-Pure bookkeeping over page numbers; the KV itself lies in the runner's flat buffer. A page is held by page tables (leases)
+Pure bookkeeping over page numbers; the KV itself lies in the runner's flat buffers. A page is held by page tables (leases)
 and by the prefix cache, one reference each. A page that only the prefix cache holds is *evictable*.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+
+NONE = -1
+"""Stands in a table where there is no page."""
+
+
+def pages_of(table: Iterable[int]) -> list[int]:
+    """The pages of a table, without the places that have none."""
+    return [page for page in table if page != NONE]
 
 
 class OutOfPagesError(Exception):
@@ -29,6 +37,11 @@ class PagePool:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or become so by evicting what nobody holds."""
+        return len(self._free) + self.num_evictable
 
     def take(self, count: int) -> list[int]:
         """`count` free pages, each with one reference, the caller's. Raises `OutOfPagesError`, taking none."""

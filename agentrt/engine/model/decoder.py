@@ -1,22 +1,22 @@
-"""The decoder of the Llama family: token ids and pages in, logits out.
+"""The decoder of the Llama family tree: token ids and pages in, logits out.
 
 One forward takes any mix of rows: decodes, prompt chunks, several sequences. A row is a token at a position of a
-sequence, whose pages a table names. Its keys and values are written first, then every row attends. The same code runs
-on any device; the operations (`agentrt_kernels`) are chosen once, by name. With `cpu` a row's logits have the same
-bits whatever else is in the batch.
+sequence, whose pages tables name, one for each cache group (layers that keep KV equally long). Its keys and values are
+written first, then every row attends. The same code runs on any device; the operations (`agentrt_kernels`) are chosen
+once, by name. With `cpu` a row's logits have the same bits whatever else is in the batch.
 
-Suffixes: N rows, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size, V the output
-layer's rows.
+Suffixes: N rows, G cache groups, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size,
+V the output layer's rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from agentrt.engine.model.config import ModelConfig
+from agentrt.engine.model.config import Gate, ModelConfig
 from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.rope import rope_tables
 from agentrt_kernels.pages import PageLayout
@@ -31,10 +31,17 @@ class Ops(NamedTuple):
     add_rms_norm: Callable[..., Tensor]
     rotary: Callable[..., Tensor]
     paged_attention: Callable[..., Tensor]
-    swiglu: Callable[..., Tensor]
+    gate: Callable[..., Tensor]
 
 
-def load_ops(name: OpsName) -> Ops:
+class PagedKV(NamedTuple):
+    """The KV of one cache group: the flat pool that its pages lie in."""
+
+    pool: Tensor
+    layout: PageLayout
+
+
+def load_ops(name: OpsName, gate: Gate) -> Ops:
     """Import one implementation of the operations; the others are never imported."""
 
     def op(folder: str, function: str) -> Callable[..., Tensor]:
@@ -43,7 +50,7 @@ def load_ops(name: OpsName) -> Ops:
 
     return Ops(
         op("rms_norm", "rms_norm"), op("rms_norm", "add_rms_norm"), op("rotary", "rotary"),
-        op("paged_attention", "paged_attention"), op("swiglu", "swiglu"),
+        op("paged_attention", "paged_attention"), op("swiglu", "swiglu") if gate == "silu" else op("geglu", "geglu"),
     )  # fmt: skip
 
 
@@ -51,11 +58,18 @@ class _Layer(NamedTuple):
     attention_norm_D: Tensor
     qkv: Linear
     qk_norms: tuple[Tensor, Tensor, float] | None
+    angles: tuple[Tensor, Tensor]
     output: Linear
+    output_norm_D: Tensor | None
     mlp_norm_D: Tensor
     gate_up: Linear
     down: Linear
+    down_norm_D: Tensor | None
     window: int
+    group: int
+    """Its cache group."""
+    depth: int
+    """Its place among the layers of its group, and so in their pages."""
 
 
 class Decoder:
@@ -63,12 +77,13 @@ class Decoder:
 
     def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu") -> None:
         """`weights` has the tensors of `expected_shapes(config)`, float32, all on one device."""
-        self.config, self.ops = config, load_ops(ops)
+        self.config, self.ops = config, load_ops(ops, config.gate)
         self.embedding_VD = weights["model.embed_tokens.weight"]
-        self.layers = [self._layer(weights, index) for index in range(config.num_layers)]
-        self.norm_D = weights["model.norm.weight"]
+        tables = {rope: rope_tables(rope, config.head_dim, config.context_length) for rope in set(config.ropes)}
+        angles = {rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()}
+        self.layers = [self._layer(weights, index, angles[rope]) for index, rope in enumerate(config.ropes)]
+        self.norm_D = weights["model.norm.weight"] + config.norm_offset
         self.head = Linear(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
-        self.cos_TR, self.sin_TR = (table.to(self.device) for table in rope_tables(config))
         self.num_parameters = sum(weights[name].numel() for name in expected_shapes(config))
 
     @property
@@ -84,53 +99,75 @@ class Decoder:
     def context_length(self) -> int:
         return self.config.context_length
 
-    def page_layout(self, page_size: int) -> PageLayout:
-        """Where KV lies in pages of `page_size` tokens; a pool of n pages is n * `page_stride` float32 elements."""
-        return PageLayout(page_size, self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+    def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
+        """For each cache group, where KV lies in pages of `page_size` tokens.
+
+        A pool of n pages is n * `page_stride` float32 elements.
+        """
+        config, groups = self.config, [layer.group for layer in self.layers]
+        return tuple(
+            PageLayout(page_size, groups.count(group), config.num_kv_heads, config.head_dim)
+            for group in range(len(config.group_windows))
+        )
 
     @torch.inference_mode()
     def forward(
-        self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor,
-        pool: Tensor, layout: PageLayout, out_rows_M: Tensor,
+        self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
+        kv: Sequence[PagedKV], out_rows_M: Tensor,
     ) -> Tensor:  # fmt: skip
         """Write the KV of all N rows to their pages and return `logits_MV` for `out_rows_M`.
 
-        `table_of_N` names each row's table in `tables_SP` (page numbers, padded with -1). What a row attends beyond
-        the rows of this call must be in its pages already. Ids and positions are int64, tables int32.
+        `table_of_N` names each row's tables in `tables_GSP` (page numbers, -1 where there is none). What a row attends
+        beyond the rows of this call must be in its pages already. Ids and positions are int64, tables int32.
         """
-        rows = (positions_N, table_of_N, tables_SP)
+        places = [(positions_N, table_of_N, *paged) for paged in zip(tables_GSP, *zip(*kv, strict=True), strict=True)]
         ops, eps = self.ops, self.config.norm_eps
         residual_ND = self.embedding_VD[token_ids_N]
+        if self.config.embedding_scale != 1:
+            residual_ND *= self.config.embedding_scale
         x_ND = ops.rms_norm(residual_ND, self.layers[0].attention_norm_D, eps)
         for index, layer in enumerate(self.layers):
             if index > 0:
                 x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.attention_norm_D, eps)
-            q_NHD = ops.rotary(layer.qkv(x_ND), self.cos_TR, self.sin_TR, *rows, pool, layout, index, layer.qk_norms)
-            attended_NHD = ops.paged_attention(q_NHD, *rows, pool, layout, index, layer.window)
-            x_ND = layer.output(attended_NHD.flatten(1))
+            place = (*places[layer.group], layer.depth)
+            q_NHD = ops.rotary(layer.qkv(x_ND), *layer.angles, *place, layer.qk_norms)
+            x_ND = layer.output(ops.paged_attention(q_NHD, *place, layer.window).flatten(1))
+            if layer.output_norm_D is not None:
+                x_ND = ops.rms_norm(x_ND, layer.output_norm_D, eps)
             x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.mlp_norm_D, eps)
-            x_ND = layer.down(ops.swiglu(layer.gate_up(x_ND)))
+            x_ND = layer.down(ops.gate(layer.gate_up(x_ND)))
+            if layer.down_norm_D is not None:
+                x_ND = ops.rms_norm(x_ND, layer.down_norm_D, eps)
         out_MD = ops.add_rms_norm(x_ND[out_rows_M], residual_ND[out_rows_M], self.norm_D, eps)
         return self.head(out_MD)
 
-    def _layer(self, weights: Mapping[str, Tensor], index: int) -> _Layer:
+    def _layer(self, weights: Mapping[str, Tensor], index: int, angles: tuple[Tensor, Tensor]) -> _Layer:
         def of(name: str) -> Tensor:
             return weights[f"model.layers.{index}.{name}"]
+
+        def norm(name: str) -> Tensor:
+            return of(f"{name}.weight") + config.norm_offset
 
         attention, mlp, config = "self_attn.", "mlp.", self.config
         qkv_bias = torch.cat([of(f"{attention}{name}_proj.bias") for name in "qkv"]) if config.qkv_bias else None
         qk_norms = None
         if config.qk_norm:
-            qk_norms = (of(attention + "q_norm.weight"), of(attention + "k_norm.weight"), config.norm_eps)
+            qk_norms = (norm(attention + "q_norm") * config.query_scale, norm(attention + "k_norm"), config.norm_eps)
+        mlp_norm = "pre_feedforward_layernorm" if config.out_norms else "post_attention_layernorm"
         return _Layer(
-            attention_norm_D=of("input_layernorm.weight"),
+            attention_norm_D=norm("input_layernorm"),
             qkv=Linear(torch.cat([of(f"{attention}{name}_proj.weight") for name in "qkv"]), qkv_bias),
             qk_norms=qk_norms,
+            angles=angles,
             output=Linear(of(attention + "o_proj.weight")),
-            mlp_norm_D=of("post_attention_layernorm.weight"),
+            output_norm_D=norm("post_attention_layernorm") if config.out_norms else None,
+            mlp_norm_D=norm(mlp_norm),
             gate_up=Linear(torch.cat([of(mlp + "gate_proj.weight"), of(mlp + "up_proj.weight")])),
             down=Linear(of(mlp + "down_proj.weight")),
+            down_norm_D=norm("post_feedforward_layernorm") if config.out_norms else None,
             window=config.windows[index],
+            group=config.group_of(index),
+            depth=sum(config.group_of(below) == config.group_of(index) for below in range(index)),
         )
 
 
@@ -152,6 +189,8 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         }
         if config.qkv_bias:
             layer |= {f"self_attn.{name}_proj.bias": layer[f"self_attn.{name}_proj.weight"][:1] for name in "qkv"}
+        if config.out_norms:
+            layer |= {"pre_feedforward_layernorm.weight": (hidden,), "post_feedforward_layernorm.weight": (hidden,)}
         if config.qk_norm:
             layer |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
         shapes |= {f"model.layers.{index}.{name}": shape for name, shape in layer.items()}

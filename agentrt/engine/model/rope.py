@@ -1,25 +1,77 @@
-"""The angles of rotary positions, as tables by position.
+"""Rotary positions: what a config says of them, and the angles as tables by position.
 
 A table, and not a cosine at each step: a library may compute an element by vector or by scalar code according to
 where it stands, and a position's angle must not depend on that.
 """
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from agentrt.engine.model.config import Llama3Scaling, ModelConfig
+
+class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True):
+    """Llama 3's stretch of slow rotary frequencies."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
 
 
-def rope_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """`cos_TR` and `sin_TR` for every position of the context and the first half of a head's dimensions."""
-    exponents_R = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequencies_R = 1.0 / config.rope_theta**exponents_R
-    if config.rope_scaling is not None:
-        frequencies_R = _stretch(frequencies_R, config.rope_scaling)
-    angles_TR = torch.arange(config.context_length, dtype=torch.float32).unsqueeze(1) * frequencies_R
+class LinearScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """All frequencies divided by one factor."""
+
+    factor: float
+
+
+class Rope(msgspec.Struct, frozen=True):
+    """The rotary positions of a layer. A layer without any (NoPE) has no `Rope`."""
+
+    theta: float
+    scaling: Llama3Scaling | LinearScaling | None = None
+
+
+def parse_rope(parameters: Mapping[str, Any], theta: float) -> Rope:
+    """The `Rope` of a config's parameters; `theta` is the base where they have none. `ValueError` if we lack the kind."""
+    theta = float(parameters.get("rope_theta") or theta)
+    if not (math.isfinite(theta) and theta > 0):
+        raise ValueError(f"rope_theta must be above 0, not {theta}")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor is not supported")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind == "default":
+        return Rope(theta)
+    if kind == "linear":
+        return Rope(theta, msgspec.convert(parameters, LinearScaling))
+    if kind == "llama3":
+        return Rope(theta, msgspec.convert(parameters, Llama3Scaling))
+    raise ValueError(f"the rope type {kind!r} is not supported; known are 'default', 'linear' and 'llama3'")
+
+
+def rope_tables(rope: Rope | None, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
+    """`cos_TR` and `sin_TR` for every position of the context and the first half of a head's dimensions.
+
+    Without `rope` every angle is 0, which leaves queries and keys as they are.
+    """
+    frequencies_R = torch.zeros(head_dim // 2) if rope is None else _frequencies(rope, head_dim)
+    angles_TR = torch.arange(context_length, dtype=torch.float32).unsqueeze(1) * frequencies_R
     return angles_TR.cos(), angles_TR.sin()
+
+
+def _frequencies(rope: Rope, head_dim: int) -> Tensor:
+    exponents_R = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+    frequencies_R = 1.0 / rope.theta**exponents_R
+    match rope.scaling:
+        case LinearScaling(factor=factor):
+            return frequencies_R / factor
+        case Llama3Scaling() as scaling:
+            return _stretch(frequencies_R, scaling)
+        case _:
+            return frequencies_R
 
 
 def _stretch(frequencies_R: Tensor, scaling: Llama3Scaling) -> Tensor:

@@ -20,7 +20,7 @@ def paged_attention(
     """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
 
     The keys and values are in the pages already, those of the rows themselves too. Query head h uses KV head
-    h // (H // kv_heads).
+    h // (H // kv_heads). Pages wholly before the window are not looked at: their entries may be -1.
     """
     out_NHD = q_NHD.new_empty(q_NHD.shape)
     positions = array(positions_N)

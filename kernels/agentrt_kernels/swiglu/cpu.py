@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, exp32, ordered, spread
+from agentrt_kernels.compiled import array, ordered, sigmoid32, spread
 
 
 def swiglu(gate_up_NE: Tensor) -> Tensor:
@@ -21,6 +20,4 @@ def _swiglu(first: int, last: int, gate_up_NE: Any, out_NF: Any) -> None:
     for n in range(first, last):
         for f in range(width):
             gate = gate_up_NE[n, f]
-            small = exp32(-abs(gate))  # at most 1, so nothing overflows
-            share = (np.float32(1.0) if gate >= 0 else small) / (np.float32(1.0) + small)
-            out_NF[n, f] = gate * share * gate_up_NE[n, width + f]
+            out_NF[n, f] = gate * sigmoid32(gate) * gate_up_NE[n, width + f]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrt.engine.model.decoder import Decoder
+from agentrt.engine.model.decoder import Decoder, PagedKV
 
 SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -29,7 +29,8 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
     def make(family: str, **changes: Any) -> tuple[Path, Any]:
         """A random model of transformers, and the folder it is saved in."""
         torch.manual_seed(7)
-        config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+        config_class = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
+        config = config_class(**{**SIZES, **changes})
         model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, 0.0, 0.3)
@@ -46,18 +47,20 @@ def run_chunks() -> Callable[..., list[Tensor]]:
         decoder: Decoder, prompts: list[Tensor], chunk: int, page_size: int = 4, chosen: int | None = None
     ) -> list[Tensor]:
         """The logits of every position of each prompt; each forward takes the next `chunk` ids of all of them."""
-        layout = decoder.page_layout(page_size)
+        layouts = decoder.page_layouts(page_size)
         longest = max(len(prompt) for prompt in prompts)
         pages = -(-longest // page_size)
-        tables_SP = torch.randperm(len(prompts) * pages, dtype=torch.int32).view(len(prompts), pages)
-        pool = torch.full((tables_SP.numel() * layout.page_stride,), torch.nan)
+        num_pages = len(prompts) * pages
+        tables_GSP = torch.stack([torch.randperm(num_pages, dtype=torch.int32) for _ in layouts])
+        tables_GSP = tables_GSP.view(len(layouts), len(prompts), pages)
+        kv = [PagedKV(torch.full((num_pages * layout.page_stride,), torch.nan), layout) for layout in layouts]
         logits: list[list[Tensor]] = [[] for _ in prompts]
         for start in range(0, longest, chunk):
             parts = [prompt[start : start + chunk] for prompt in prompts]
             table_of_N = torch.cat([torch.full((len(part),), row, dtype=torch.int32) for row, part in enumerate(parts)])
             positions_N = torch.cat([torch.arange(start, start + len(part)) for part in parts])
             rows_N = torch.arange(len(positions_N))
-            out_NV = decoder.forward(torch.cat(parts), positions_N, table_of_N, tables_SP, pool, layout, rows_N)
+            out_NV = decoder.forward(torch.cat(parts), positions_N, table_of_N, tables_GSP, kv, rows_N)
             for row in range(len(prompts)):
                 logits[row].append(out_NV[table_of_N == row])
         return [torch.cat(parts) for parts in logits]

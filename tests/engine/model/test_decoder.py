@@ -8,8 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from agentrt.engine.model.decoder import Decoder, OpsName
+from agentrt.engine.model.decoder import Decoder, OpsName, PagedKV
 from agentrt.engine.model.loader import load_model, read_weights
+
+GEMMA3: dict[str, Any] = {
+    "num_hidden_layers": 4, "head_dim": 16, "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}  # fmt: skip
 
 MODELS = {
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -28,6 +36,22 @@ MODELS = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
     "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "qwen3": ("Qwen3", {"tie_word_embeddings": False, "head_dim": 16, "num_key_value_heads": 3}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 3, "no_rope_layer_interval": 2, "pad_token_id": 0}),
+    "smollm3-window": (
+        "SmolLM3",
+        {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5,
+         "pad_token_id": 0},
+    ),
+    "gemma3": ("Gemma3", GEMMA3),
+    "gemma3-all-kinds": (
+        "Gemma3",
+        {**GEMMA3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+         "query_pre_attn_scalar": 24, "tie_word_embeddings": False,
+         "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+         }},
+    ),
 }  # fmt: skip
 
 
@@ -90,11 +114,11 @@ def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any]) ->
 
 def test_no_rows_wanted(make_model: Any) -> None:
     decoder = load(make_model("Llama")[0], "cpu")
-    layout = decoder.page_layout(4)
+    (layout,) = decoder.page_layouts(4)
     none = torch.empty(0, dtype=torch.int64)
     zero = torch.zeros(1, dtype=torch.int64)
     logits_MV = decoder.forward(
-        zero, zero, zero.int(), zero.int().view(1, 1), torch.zeros(layout.page_stride), layout, none
+        zero, zero, zero.int(), zero.int().view(1, 1, 1), [PagedKV(torch.zeros(layout.page_stride), layout)], none
     )
     assert logits_MV.shape == (0, 61)
 
@@ -104,4 +128,4 @@ def test_sizes(make_model: Any) -> None:
     decoder = load(folder, "cpu")
     assert decoder.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert (decoder.vocab_size, decoder.context_length, decoder.device.type) == (61, 128, "cpu")
-    assert decoder.page_layout(16).page_stride == 2 * 2 * 2 * 16 * 8
+    assert [layout.page_stride for layout in decoder.page_layouts(16)] == [2 * 2 * 2 * 16 * 8]

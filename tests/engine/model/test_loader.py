@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import parse_config
 from agentrt.engine.model.loader import load_model
+from agentrt.engine.model.rope import LinearScaling, Rope
 
 
 @pytest.fixture
@@ -110,4 +111,46 @@ def test_old_and_new_spelling_of_rope(folder: Path) -> None:
     del config["rope_parameters"]
     old = parse_config(json.dumps(config | {"rope_theta": 5000.0, "rope_scaling": None}).encode(), "old")
     assert new == old
-    assert new.rope_theta == 5000.0
+    assert new.ropes == (Rope(5000.0),) * 2
+
+
+def test_gemma3_as_the_hub_has_it() -> None:
+    """Before transformers 5: two bases, a pattern of windows, and what is usual left out."""
+    config = {
+        "architectures": ["Gemma3ForCausalLM"], "vocab_size": 100, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 7, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 256, "query_pre_attn_scalar": 64,
+        "rope_local_base_freq": 10000, "rope_theta": 1000000, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window": 8, "sliding_window_pattern": 6,
+    }  # fmt: skip
+    parsed = parse_config(json.dumps(config).encode(), "here")
+    assert parsed.windows == (8, 8, 8, 8, 8, 0, 8)
+    assert parsed.ropes == (*(Rope(1e4),) * 5, Rope(1e6, LinearScaling(factor=8.0)), Rope(1e4))
+    assert parsed.group_windows == (0, 8)
+    assert [parsed.group_of(layer) for layer in range(7)] == [1, 1, 1, 1, 1, 0, 1]
+    assert (parsed.gate, parsed.query_scale, parsed.embedding_scale) == ("gelu_pytorch_tanh", 0.5, 8.0)
+    assert parsed.tied_embeddings
+    assert parsed.qk_norm
+    for name, value in (
+        ("final_logit_softcapping", 30.0),
+        ("use_bidirectional_attention", True),
+        ("hidden_act", "silu"),
+    ):
+        with pytest.raises(UsageError, match=name):
+            parse_config(json.dumps(config | {name: value}).encode(), "here")
+
+
+def test_layers_of_smollm3_without_positions(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["SmolLM3ForCausalLM"], "num_hidden_layers": 5, "rope_parameters": None}
+    parsed = parse_config(json.dumps(config).encode(), "here")
+    assert parsed.ropes == (Rope(2e6), Rope(2e6), Rope(2e6), None, Rope(2e6))
+    assert parsed.group_windows == (0,)
+
+
+def test_where_all_layers_have_a_window_one_group_keeps_all(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    parsed = parse_config(
+        json.dumps(config | {"architectures": ["MistralForCausalLM"], "sliding_window": 9}).encode(), "here"
+    )
+    assert (parsed.windows, parsed.group_windows, parsed.group_of(1)) == ((9, 9), (0,), 0)

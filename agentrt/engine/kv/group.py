@@ -1,0 +1,44 @@
+"""Cache groups: the layers of a model that keep KV equally long, and how many pages each group has.
+
+A page holds the KV of `page_size` ids for the layers of one group. Group 0 keeps every id; it decides which prefixes are
+cached and what the scheduler counts. Each other group has a window: a layer that attends the last w ids needs the KV of
+no others. Most models have group 0 alone.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentrt.core.spec import EngineSpec
+
+SPARE = 2
+"""Windows that a group has room for, by the number of sequences that run at once: others wait between two turns."""
+
+
+class Group(NamedTuple):
+    """One cache group."""
+
+    num_pages: int
+    window: int = 0
+    """Ids whose KV it keeps, the last ones; 0 means all."""
+
+    def first_kept(self, tokens: int) -> int:
+        """The first of `tokens` ids whose KV is kept once all have theirs."""
+        return max(0, tokens - self.window) if self.window else 0
+
+
+def size_groups(windows: Sequence[int], spec: EngineSpec) -> tuple[Group, ...]:
+    """`spec.kv_tokens` ids for group 0; for a window, room for a full batch of running sequences and some that wait.
+
+    So a step that has its pages in group 0 can have them in every group: with as many pages as group 0 has, because
+    a sequence holds a page of a window only where it holds one of group 0; with fewer, because they suffice for any
+    sequences that run together, and those that do not can be revoked.
+    """
+    most = -(-spec.kv_tokens // spec.page_size)
+    return tuple(
+        Group(min(most, SPARE * _running_pages(window, spec)), window) if window else Group(most) for window in windows
+    )
+
+
+def _running_pages(window: int, spec: EngineSpec) -> int:
+    """The most pages of a window that the sequences of one step can hold: each its window, and what it computes."""
+    return spec.max_batch * (-(-window // spec.page_size) + 2) + -(-spec.step_tokens // spec.page_size)

@@ -1,0 +1,109 @@
+"""Every family through the whole engine: greedy text equal to transformers', and the same bits whatever surrounds it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.tokens import Tokens
+from agentrt.engine.model.decoder import Decoder, OpsName
+from agentrt.engine.model.loader import load_model, read_weights
+from agentrt.engine.runner import ModelRunner
+from agentrt.engine.sequence import Sequence
+from agentrt.engine.step import EngineCore
+
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "mistral": ("Mistral", {"sliding_window": 7}),
+    "qwen2": ("Qwen2", {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 16}),
+    "smollm3": (
+        "SmolLM3",
+        {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "use_sliding_window": True, "sliding_window": 5,
+         "pad_token_id": 0},
+    ),
+    "gemma3": (
+        "Gemma3", {"num_hidden_layers": 3, "head_dim": 16, "sliding_window": 6, "sliding_window_pattern": 3,
+                   "query_pre_attn_scalar": 24, "rope_parameters": {
+                       "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+                       "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+                   }},
+    ),
+}  # fmt: skip
+GROUPS = {"llama": 1, "mistral": 1, "qwen2": 2, "qwen3": 1, "smollm3": 2, "gemma3": 2}
+"""Cache groups: layers of all ids, layers of a window. Where all layers have the window, one group keeps all."""
+
+PROMPT = [(7 * i + i * i) % 61 for i in range(29)]
+MAX_TOKENS = 14
+Output = tuple[list[int], list[float]]
+
+
+def make_core(folder: Path, ops: OpsName, step_tokens: int = 512) -> EngineCore:
+    spec = EngineSpec(page_size=4, kv_tokens=512, max_batch=min(8, step_tokens), step_tokens=step_tokens)
+    decoder = load_model(folder).decoder
+    if ops == "reference":
+        decoder = Decoder(decoder.config, read_weights(folder, decoder.config), ops)
+    return EngineCore(ModelRunner(decoder, spec), spec, vocab_size=61, bytes_of=lambda _: b"")
+
+
+def submit(core: EngineCore, prompt: list[int], max_tokens: int = MAX_TOKENS, temperature: float = 0.0) -> Sequence:
+    tokens = Tokens()
+    tokens.observe(prompt)
+    sequence = Sequence(tokens=tokens, params=SamplingParams(temperature=temperature), max_tokens=max_tokens)
+    core.submit(sequence, core.open())
+    return sequence
+
+
+def drain(core: EngineCore) -> None:
+    while not core.is_idle:
+        core.step()
+        core.check()
+
+
+def output(sequence: Sequence) -> Output:
+    start = sequence.context_tokens
+    return sequence.tokens.token_ids[start:].tolist(), sequence.tokens.logprobs[start:].tolist()
+
+
+def greedy(model: Any) -> list[int]:
+    """What transformers continues `PROMPT` with, one full forward for each id."""
+    ids = list(PROMPT)
+    with torch.inference_mode():
+        for _ in range(MAX_TOKENS):
+            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return ids[len(PROMPT) :]
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("ops", ["cpu", "reference"])
+def test_greedy_text_equals_transformers(make_model: Any, family: str, ops: OpsName) -> None:
+    """Cold, with a cached prefix, in chunks of 5, and among strangers; with the compiled operations also to the bit."""
+    name, changes = FAMILIES[family]
+    folder, model = make_model(name, **changes)
+    core = make_core(folder, ops)
+    assert len(core.cache.groups) == GROUPS[family]
+    cold = submit(core, PROMPT)
+    drain(core)
+    cached = submit(core, PROMPT)
+    drain(core)
+    assert (cold.cached_tokens, cached.cached_tokens) == (0, 28)
+
+    in_chunks = make_core(folder, ops, step_tokens=5)
+    chunked = submit(in_chunks, PROMPT)
+    drain(in_chunks)
+
+    crowd = make_core(folder, ops)
+    strangers = [submit(crowd, PROMPT[:9], temperature=1.0), submit(crowd, PROMPT[::-1], 5), submit(crowd, [3])]
+    for _ in range(3):
+        crowd.step()
+    batched = submit(crowd, PROMPT)
+    drain(crowd)
+    assert [len(output(stranger)[0]) for stranger in strangers] == [14, 5, 14]
+    assert batched.cached_tokens == 8
+
+    outputs = [output(sequence) for sequence in (cold, cached, chunked, batched)]
+    assert [ids for ids, _ in outputs] == [greedy(model)] * 4
+    if ops == "cpu":
+        assert all(logprobs == outputs[0][1] for _, logprobs in outputs)
