@@ -78,7 +78,9 @@ def main() -> None:
     idle = statistics.median(found["idle"])
     for name, times in found.items():
         median = statistics.median(times)
-        print(f"{name:<10} {median:6.2f} ms a step (of {min(times):.2f} to {max(times):.2f})  {median / idle:.2f} x idle")
+        print(
+            f"{name:<10} {median:6.2f} ms a step (of {min(times):.2f} to {max(times):.2f})  {median / idle:.2f} x idle"
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Train sprout, the very small chat model that ships with agentrt, from nothing.
 
-    python examples/train_sprout.py                       # tokenizer, 800 steps, weights into agentrt/models/sprout
+    python examples/train_sprout.py                       # tokenizer, 600 steps, weights into agentrt/models/sprout
     python examples/train_sprout.py --steps 40 -o /tmp/s  # a short try elsewhere
     python examples/train_sprout.py --eval                # reward of the shipped weights at temperature 1
 
@@ -224,7 +224,7 @@ def train(folder: Path, work: Path, steps: int, peak: float, seed: int) -> None:
     for step in range(first, steps):
         name = names[step % len(names)]
         rngs = [random.Random(f"{seed}:{step}:{row}") for row in range(BATCH)]
-        rate = peak * min(1.0, (step + 1) / WARMUP_STEPS, 0.05 + (steps - step) / (0.5 * steps))
+        rate = peak * min(1.0, (step + 1) / WARMUP_STEPS) * (1.0 - 0.95 * step / steps)
         optimizer.param_groups[0]["lr"] = rate
         loss = lesson_loss(model, COURSES[name], rngs, tokenizer)
         optimizer.zero_grad()
@@ -318,7 +318,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED, help="model folder (default: the shipped one)")
     parser.add_argument("--work", type=Path, default=Path("outputs/train_sprout"), help="folder of the checkpoint")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

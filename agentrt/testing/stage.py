@@ -36,9 +36,7 @@ def stage(
     """The set-up of a run over a scripted engine and the byte tokenizer; without `sandbox` no tool can run."""
     spec = RunSpec(environment="staged", limits=limits, sampling=sampling, seed=seed)
     fake = sandbox or FakeSandbox({})
-    return Setup(
-        environment=environment, engine=engine, renderer=ChatML(_TOKENIZER), spec=spec, sandboxes=lambda: fake
-    )
+    return Setup(environment=environment, engine=engine, renderer=ChatML(_TOKENIZER), spec=spec, sandboxes=lambda: fake)
 
 
 class MemorySink:

@@ -42,9 +42,7 @@ class ChatML(Family):
         """See `Renderer.rewrites`."""
         return "" if self.keeps_reasoning else reasoning_is_dropped(history, new)
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         has_system = bool(messages) and messages[0].role == "system"
         system = messages[0].content if has_system else self.default_system
         if tools:

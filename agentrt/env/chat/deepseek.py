@@ -47,9 +47,7 @@ class DeepSeekV3(Family):
             return "the template leaves out markers from the second round of tool calls on"
         return ""
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         texts = [message.content for message in messages if message.role == "system"]
         if tools:
             listed = "\n".join(json.dumps(described(tool)["function"], ensure_ascii=False) for tool in tools)

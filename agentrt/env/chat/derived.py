@@ -63,7 +63,9 @@ class Derived(Family):
         if tools and not self.lists_tools:
             raise UsageError("the model's chat template lists no tools; use a model whose template does")
         if tools and self.calls is UNKNOWN:
-            raise UsageError(f"no parser reads the calls of the model's chat template, {self._call_text!r}; use another model")
+            raise UsageError(
+                f"no parser reads the calls of the model's chat template, {self._call_text!r}; use another model"
+            )
         protected = self.template.protected(self._plain(messages), plain_tools(tools))
         return self.template.encode(self.template.text(protected.messages, protected.tools), protected)
 

@@ -29,9 +29,7 @@ class Gemma3(Family):
     calls = python_list.PYTHON
     after_turn = "\n"
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         pieces.control(BEGIN)
         prefix = ""
         if tools:

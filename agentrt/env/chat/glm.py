@@ -61,9 +61,7 @@ class Glm45(Family):
         fits = messages and ended and ids[0] in self.stop_token_ids and end_id in (None, ids[0])
         return ids[1:] if fits else ids
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         pieces.control("[gMASK]")
         pieces.control("<sop>")
         if tools:

@@ -56,9 +56,7 @@ class Harmony(Family):
         """See `Renderer.visible`."""
         return visible(text)
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         instructions = ""
         if messages and messages[0].role == "system":
             instructions, messages = messages[0].content, messages[1:]

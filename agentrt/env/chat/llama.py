@@ -38,9 +38,7 @@ class Llama3(Family):
         super().__init__(tokenizer)
         self.date, self.tools_in_user_message = date, tools_in_user_message
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         has_system = bool(messages) and messages[0].role == "system"
         system, messages = messages[0].content.strip() if has_system else "", messages[1 if has_system else 0 :]
         pieces.control(BEGIN)
@@ -106,9 +104,7 @@ class Llama3Python(Llama3):
         "Here is a list of functions in JSON format that you can invoke.\n\n"
     )
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         if not tools:
             return super()._open(pieces, messages, tools)
         has_system = bool(messages) and messages[0].role == "system"

@@ -46,9 +46,7 @@ class Mistral(Family):
             return "the template moves the system text into the last user message"
         return ""
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         """Writes up to and with the user message that the tool list stands before."""
         pieces.control(BEGIN)
         system = ""

@@ -162,9 +162,7 @@ class Family:
         """See `Renderer.rewrites`."""
         return ""
 
-    def _open(
-        self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]
-    ) -> Sequence[Message]:
+    def _open(self, pieces: Pieces, messages: Sequence[Message], tools: Sequence[ToolDescription]) -> Sequence[Message]:
         """Write what a conversation begins with; returns the messages that are left to write."""
         raise NotImplementedError
 

@@ -69,9 +69,7 @@ class Template:
         except (TemplateError, TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
             raise UsageError(f"the chat template refuses the conversation: {error}") from error
 
-    def protected(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> "Protected":
+    def protected(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> "Protected":
         """The same in a form that can be rendered and then split at control tokens."""
         return Protected(messages, tools, self._chars)
 

@@ -25,7 +25,13 @@ MORE_CONTROLS = (
     *("<bos>", "<start_of_turn>", "<end_of_turn>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>"),
     *("<|observation|>", "/nothink", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
     *("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>"),
-    *("<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>"),
+    *(
+        "<｜tool▁calls▁end｜>",
+        "<｜tool▁call▁begin｜>",
+        "<｜tool▁call▁end｜>",
+        "<｜tool▁sep｜>",
+        "<｜tool▁outputs▁begin｜>",
+    ),
     *("<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
     *("<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>", "<|return|>", "<|call|>"),
     *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[ARGS]"),
@@ -124,7 +130,9 @@ def source(name: str) -> str:
     return oracles.template(name)
 
 
-def rendered(case: Case, messages: Sequence[Message], tools: Sequence[Described] = (), *, generate: bool = True) -> list[int]:
+def rendered(
+    case: Case, messages: Sequence[Message], tools: Sequence[Described] = (), *, generate: bool = True
+) -> list[int]:
     """The ids of a whole conversation: rendered by transformers, encoded by the tokenizers library."""
     plain = [plain_message(message, arguments_as_text=case.text_arguments) for message in messages]
     begin = next((token for key, token in BEGINNINGS.items() if case.template.startswith(key)), "")

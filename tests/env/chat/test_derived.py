@@ -13,7 +13,16 @@ from agentrt.env.chat.message import Message, ToolCall
 from agentrt.env.chat.template import Template
 
 BY_NAME = {case.name: case for case in CASES}
-MARKERS = ("<|im_end|>", "<|im_start|>", "</tool_call>", "<think>", "<|eot_id|>", "<end_of_turn>", "<|user|>", "/nothink")
+MARKERS = (
+    "<|im_end|>",
+    "<|im_start|>",
+    "</tool_call>",
+    "<think>",
+    "<|eot_id|>",
+    "<end_of_turn>",
+    "<|user|>",
+    "/nothink",
+)
 hostile_text = st.lists(st.one_of(heard_text, st.sampled_from(MARKERS)), max_size=4).map("".join)
 
 

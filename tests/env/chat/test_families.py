@@ -54,5 +54,9 @@ def test_the_slice_of_the_vocabulary_in_these_tests_is_the_real_one() -> None:
 
 
 def test_c03_spellings_of_the_real_vocabulary() -> None:
-    for sampled, encoded in (([2590, 1663], [6489]), ([53122, 316], [393, 30002]), ([1699, 25310, 367], [59, 811, 446, 367])):
+    for sampled, encoded in (
+        ([2590, 1663], [6489]),
+        ([53122, 316], [393, 30002]),
+        ([1699, 25310, 367], [59, 811, 446, 367]),
+    ):
         assert vocabulary().encode(vocabulary().decode(sampled)) == encoded

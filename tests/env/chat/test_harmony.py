@@ -89,7 +89,9 @@ def rendered(messages: Sequence[Message], tools: Sequence[Described]) -> list[st
     ids = encoding().render_conversation_for_completion(conversation, role.ASSISTANT)
     special = {one: encoding().decode([one]) for one in set(ids) if encoding().is_special_token(one)}
     runs = groupby(ids, key=lambda one: one in special)
-    texts = ([special[one] for one in run] if is_control else [encoding().decode(list(run))] for is_control, run in runs)
+    texts = (
+        [special[one] for one in run] if is_control else [encoding().decode(list(run))] for is_control, run in runs
+    )
     return [part for text in texts for part in text]
 
 

@@ -27,7 +27,10 @@ def vocabulary() -> Tokenizer:
 def encoded(text: str) -> list[int]:
     """By tiktoken, which the model was trained with."""
     encoding: Any = oracles.library("tiktoken").Encoding(
-        "llama3", pat_str=oracles.LLAMA_PATTERN, mergeable_ranks=oracles.llama_ranks(), special_tokens=oracles.LLAMA_CONTROLS
+        "llama3",
+        pat_str=oracles.LLAMA_PATTERN,
+        mergeable_ranks=oracles.llama_ranks(),
+        special_tokens=oracles.LLAMA_CONTROLS,
     )
     return list(encoding.encode(text, allowed_special="all"))
 

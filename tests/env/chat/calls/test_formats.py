@@ -89,7 +89,9 @@ def test_mistral(text: str, call: ToolCall) -> None:
 
 
 def test_deepseek_v31_writes_bare_json() -> None:
-    text = '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{"n": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    text = (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{"n": 2}<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+    )
     assert only(DEEPSEEK, text) == ToolCall("search", {"n": 2})
 
 
@@ -119,8 +121,9 @@ def test_what_is_wrong_with_a_python_list(text: str, error: str) -> None:
 
 def test_python_values_are_those_of_json() -> None:
     text = "[search(a=(1, 'x'), b=None, c=True, d={'k': [1.5]}, e='\\d')]"
-    assert only(PYTHON, text) == ToolCall("search", {"a": [1, "x"], "b": None, "c": True, "d": {"k": [1.5]}, "e":
-    "\\d"})
+    assert only(PYTHON, text) == ToolCall(
+        "search", {"a": [1, "x"], "b": None, "c": True, "d": {"k": [1.5]}, "e": "\\d"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,12 +166,20 @@ def test_types_come_from_the_schema(key: str, text: str, value: Any) -> None:
         ),
         (GLM, "<tool_call></tool_call>", "the call names no tool"),
         (GLM, "<tool_call>now<arg_key>a</arg_key></tool_call>", "an <arg_key> without its <arg_value> at character"),
-        (GLM, "<tool_call>now<arg_key>a</arg_key><arg_value>1</arg_value>x</tool_call>", "expected <arg_key> or </tool_c"),
+        (
+            GLM,
+            "<tool_call>now<arg_key>a</arg_key><arg_value>1</arg_value>x</tool_call>",
+            "expected <arg_key> or </tool_c",
+        ),
         (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}}</tool_call>', 'the key "a" is there twice'),
         (WHOLE, '{"name": "now", "parameters": {"a": 1,}}', "the arguments are not valid JSON: "),
         (MISTRAL, '[TOOL_CALLS]now[ARGS]{"a": 1,}', "the arguments are not valid JSON: "),
         (DEEPSEEK, "<｜tool▁calls▁begin｜>x", "expected <｜tool▁call▁begin｜> or <｜tool▁calls▁end｜> after the calls"),
-        (DEEPSEEK, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>x", "there is no <｜tool▁sep｜> after <｜tool▁call▁begin｜>"),
+        (
+            DEEPSEEK,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>x",
+            "there is no <｜tool▁sep｜> after <｜tool▁call▁begin｜>",
+        ),
     ],
 )
 def test_c11_what_is_wrong_is_said_with_the_place(call_format: CallFormat, text: str, error: str) -> None:
@@ -202,8 +213,27 @@ def test_exact_values(name: str) -> None:
 
 # --- mutated texts ------------------------------------------------------------------------------------------------------
 
-SCRAPS = ("{", "}", '"', "\\", ",", ":", "[", "]", "(", ")", "\n", "\x00", "\ud800", "1e999", "NaN", "é", "'", "```",
-"</think>")
+SCRAPS = (
+    "{",
+    "}",
+    '"',
+    "\\",
+    ",",
+    ":",
+    "[",
+    "]",
+    "(",
+    ")",
+    "\n",
+    "\x00",
+    "\ud800",
+    "1e999",
+    "NaN",
+    "é",
+    "'",
+    "```",
+    "</think>",
+)
 
 
 def mutated(seed: int, count: int) -> Iterator[tuple[CallFormat, str]]:
