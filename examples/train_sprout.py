@@ -1,6 +1,6 @@
 """Train sprout, the very small chat model that ships with agentrt, from nothing.
 
-    python examples/train_sprout.py                       # tokenizer, 600 steps, weights into agentrt/models/sprout
+    python examples/train_sprout.py                       # tokenizer, 800 steps, weights into agentrt/models/sprout
     python examples/train_sprout.py --steps 40 -o /tmp/s  # a short try elsewhere
     python examples/train_sprout.py --eval                # reward of the shipped weights at temperature 1
 
@@ -210,6 +210,12 @@ def lesson_loss(model: LlamaForCausalLM, course: Course, rngs: list[random.Rando
     return torch.nn.functional.cross_entropy(logits_BTV[said_BT[:, 1:]], ids_BT[:, 1:][said_BT[:, 1:]])
 
 
+def course_of(step: int, steps: int) -> str:
+    """What a step teaches: the courses in turn, and in the second half the calculator twice as often, which is harder."""
+    names = list(COURSES) if step < steps // 2 else [*COURSES, "calculator"]
+    return names[step % len(names)]
+
+
 def train(folder: Path, work: Path, steps: int, peak: float, seed: int) -> None:
     """Train to `steps`, going on from the checkpoint in `work` if there is one, and write the model to `folder`."""
     work.mkdir(parents=True, exist_ok=True)
@@ -220,9 +226,9 @@ def train(folder: Path, work: Path, steps: int, peak: float, seed: int) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
     first = restore(work / "checkpoint.pt", model, optimizer)
     print(f"{sum(map(torch.numel, model.parameters())):,} parameters, {tokenizer.vocab_size} ids, from step {first}")
-    started, names = time.monotonic(), list(COURSES)
+    started = time.monotonic()
     for step in range(first, steps):
-        name = names[step % len(names)]
+        name = course_of(step, steps)
         rngs = [random.Random(f"{seed}:{step}:{row}") for row in range(BATCH)]
         rate = peak * min(1.0, (step + 1) / WARMUP_STEPS) * (1.0 - 0.95 * step / steps)
         optimizer.param_groups[0]["lr"] = rate
@@ -318,8 +324,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED, help="model folder (default: the shipped one)")
     parser.add_argument("--work", type=Path, default=Path("outputs/train_sprout"), help="folder of the checkpoint")
-    parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--rate", type=float, default=3e-3, help="peak learning rate")
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--rate", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval", action="store_true", help="only measure the model in the output folder")

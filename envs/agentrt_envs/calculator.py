@@ -18,26 +18,25 @@ EVAL_TASKS = 256
 
 STARTS = ("Start with {n}.", "Take the number {n}.", "Mia has {n} coins.", "There are {n} birds.")
 ENDS = ("What is the result?", "What is it now?", "How many is that?")
-MAX_TERM, MAX_FACTOR = 99, 12
+MAX_START, MAX_OPERAND = 99, 9
 
 
 class Operation(NamedTuple):
-    """One step: how it is said, what it does to the number so far, and the largest n drawn for it."""
+    """One step: how it is said, what it does to the number so far."""
 
     phrase: str
     expression: str
-    largest: int
     apply: Callable[[int, int], int]
 
 
 OPERATIONS = (
-    Operation("Add {n}.", "{x} + {n}", MAX_TERM, lambda x, n: x + n),
-    Operation("Then {n} more come.", "{x} + {n}", MAX_TERM, lambda x, n: x + n),
-    Operation("Subtract {n}.", "{x} - {n}", MAX_TERM, lambda x, n: x - n),
-    Operation("Then take away {n}.", "{x} - {n}", MAX_TERM, lambda x, n: x - n),
-    Operation("Multiply by {n}.", "{x} * {n}", MAX_FACTOR, lambda x, n: x * n),
-    Operation("Then make it {n} times as many.", "{x} * {n}", MAX_FACTOR, lambda x, n: x * n),
-    Operation("Subtract that from {n}.", "{n} - {x}", MAX_TERM, lambda x, n: n - x),
+    Operation("Add {n}.", "{x} + {n}", lambda x, n: x + n),
+    Operation("Then {n} more come.", "{x} + {n}", lambda x, n: x + n),
+    Operation("Subtract {n}.", "{x} - {n}", lambda x, n: x - n),
+    Operation("Then take away {n}.", "{x} - {n}", lambda x, n: x - n),
+    Operation("Multiply by {n}.", "{x} * {n}", lambda x, n: x * n),
+    Operation("Then make it {n} times as many.", "{x} * {n}", lambda x, n: x * n),
+    Operation("Subtract that from {n}.", "{n} - {x}", lambda x, n: n - x),
 )
 
 HOSTILE = (
@@ -67,11 +66,10 @@ class Problem(NamedTuple):
 
 def problem(rng: random.Random) -> Problem:
     """A problem drawn from `rng`."""
-    value = start = rng.randint(2, MAX_TERM)
+    value = start = rng.randint(2, MAX_START)
     sentences, expressions = [rng.choice(STARTS).format(n=start)], []
-    for _ in range(rng.randint(1, 3)):
-        operation = rng.choice(OPERATIONS)
-        n = rng.randint(2, operation.largest)
+    for operation in rng.sample(OPERATIONS, rng.randint(1, 3)):
+        n = rng.randint(2, MAX_OPERAND)
         sentences.append(operation.phrase.format(n=n))
         expressions.append(operation.expression.format(n=n, x="{x}"))
         value = operation.apply(value, n)
