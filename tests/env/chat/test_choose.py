@@ -17,25 +17,34 @@ from agentrt.env.chat.choose import chat_template, renderer_for
 from agentrt.env.chat.explain import explain
 from agentrt.env.chat.message import Message
 from agentrt.env.chat.qwen import Qwen3
+from agentrt.env.chat.sprout import Sprout
 from agentrt.env.chat.template import Template
+from agentrt.env.tool import tool
 
 SPROUT = Path(agentrt.__file__).parent / "models" / "sprout"
 
 
-def sprout() -> Tokenizer:
-    return Tokenizer.load(SPROUT)
+def sprout(without: str = "no such token") -> Tokenizer:
+    """The tokenizer of the shipped model, without the control tokens that hold a text."""
+    definition = json.loads((SPROUT / "tokenizer.json").read_text(encoding="utf-8"))
+    definition["added_tokens"] = [token for token in definition["added_tokens"] if without not in token["content"]]
+    return Tokenizer(json.dumps(definition))
 
 
 def test_without_a_template_control_tokens_decide(tmp_path: Path) -> None:
-    assert type(renderer_for(tmp_path, sprout())) is ChatML
-    assert renderer_for(SPROUT, sprout()).stop_token_ids == ChatML(sprout()).stop_token_ids
+    assert type(renderer_for(tmp_path, sprout(without="sprout"))) is ChatML
+    assert type(renderer_for(SPROUT, sprout())) is Sprout
 
 
 def test_a_model_that_does_not_chat_is_refused(tmp_path: Path) -> None:
-    definition = json.loads((SPROUT / "tokenizer.json").read_text(encoding="utf-8"))
-    definition["added_tokens"] = [token for token in definition["added_tokens"] if "|im_" not in token["content"]]
     with pytest.raises(UsageError, match=r"has no chat template .* use a chat model"):
-        renderer_for(tmp_path, Tokenizer(json.dumps(definition)))
+        renderer_for(tmp_path, sprout(without="<|"))
+
+
+def test_sprout_writes_no_tool_list() -> None:
+    renderer = renderer_for(SPROUT, sprout())
+    messages = [Message("system", "Be brief."), Message("user", "Hi")]
+    assert renderer.prompt(messages, [tool("calculator")]) == renderer.prompt(messages)
 
 
 @pytest.mark.parametrize("where", ["config", "file", "named"])
