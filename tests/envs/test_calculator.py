@@ -14,8 +14,8 @@ from agentrt_envs.calculator import HOSTILE, Calculator, grade, numbers, problem
 from agentrt_tools.calculator import evaluate
 
 PINNED = {
-    "train": "Start with 87. Then 63 more come. Multiply by 2. Then make it 11 times as many. What is it now?",
-    "eval": "There are 81 birds. Subtract that from 15. What is the result?",
+    "train": "Start with 87. Then 2 more come. Then take away 8. Multiply by 9. What is the result?",
+    "eval": "There are 81 birds. Subtract that from 3. What is the result?",
 }
 
 
