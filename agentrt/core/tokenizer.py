@@ -6,7 +6,7 @@ Built from a `tokenizer.json` of the Hugging Face `tokenizers` library. Its adde
 
 import json
 from collections.abc import Iterable
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 import tokenizers
@@ -30,7 +30,8 @@ class Tokenizer:
         data["added_tokens"], data["post_processor"] = [], None
         self._text = tokenizers.Tokenizer.from_str(json.dumps(data))
         self._encode_short = lru_cache(maxsize=4096)(self._encode)
-        self._bytes = {token_id: text.encode() for text, token_id in self.special.items()}
+        self._bytes = _BytesOf(self._text)
+        self._bytes.update((token_id, text.encode()) for text, token_id in self.special.items())
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
@@ -54,20 +55,29 @@ class Tokenizer:
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that an id stands for; empty for an id the tokenizer does not know."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            table, token = self._byte_of, self._text.id_to_token(token_id) or ""
-            known = self._bytes[token_id] = b"".join(table.get(char, char.encode()) for char in token)
-        return known
+        return self._bytes[token_id]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of ids, control tokens spelt out; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(map(self.bytes_of, token_ids)).decode("utf-8", errors="replace")
+        return b"".join(map(self._bytes.__getitem__, token_ids)).decode("utf-8", errors="replace")
 
-    @cached_property
-    def _byte_of(self) -> dict[str, bytes]:
-        """GPT-2's byte-level alphabet, backwards: printable bytes stand for themselves, the rest from U+0100 on."""
-        plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-        rest = [byte for byte in range(256) if byte not in plain]
-        table = {chr(byte): bytes([byte]) for byte in plain}
-        return table | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(rest)}
+
+class _BytesOf(dict[int, bytes]):
+    """The bytes of each id, worked out when it is first asked for: decoding is a lookup an id."""
+
+    def __init__(self, text: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._text, self._byte_of = text, _byte_alphabet()
+
+    def __missing__(self, token_id: int) -> bytes:
+        token = self._text.id_to_token(token_id) or ""
+        found = self[token_id] = b"".join(self._byte_of.get(char, char.encode()) for char in token)
+        return found
+
+
+def _byte_alphabet() -> dict[str, bytes]:
+    """GPT-2's byte-level alphabet, backwards: printable bytes stand for themselves, the rest from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in plain]
+    table = {chr(byte): bytes([byte]) for byte in plain}
+    return table | {chr(0x100 + index): bytes([byte]) for index, byte in enumerate(rest)}

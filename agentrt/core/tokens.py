@@ -5,6 +5,7 @@ text, tool output) has mask 0, logprob 0.0 and version -1. Nothing here removes 
 another branch.
 """
 
+import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
@@ -69,9 +70,9 @@ class Tokens:
         """Append ids that the policy did not sample."""
         count = len(token_ids)
         self.token_ids.extend(token_ids)
-        self.mask.extend([0] * count)
-        self.logprobs.extend([0.0] * count)
-        self.versions.extend([NOT_SAMPLED] * count)
+        self.mask.frombytes(bytes(count))  # much faster than from lists of equal numbers
+        self.logprobs.frombytes(bytes(count * self.logprobs.itemsize))
+        self.versions.frombytes(b"\xff" * (count * self.versions.itemsize))  # NOT_SAMPLED
 
     def commit(self, token_id: int, logprob: float, version: int) -> None:
         """Append one id that policy `version` sampled with `logprob`."""
@@ -85,9 +86,9 @@ class Tokens:
         if len(token_ids) != len(logprobs):
             raise ValueError(f"{len(token_ids)} ids and {len(logprobs)} logprobs")
         self.token_ids.extend(token_ids)
-        self.mask.extend([1] * len(token_ids))
+        self.mask.frombytes(b"\1" * len(token_ids))
         self.logprobs.extend(logprobs)
-        self.versions.extend([version] * len(token_ids))
+        self.versions.frombytes(version.to_bytes(self.versions.itemsize, sys.byteorder) * len(token_ids))
 
     def copy(self, start: int = 0) -> "Tokens":
         """A new object with the arrays from `start` on."""

@@ -141,6 +141,8 @@ class Agent:
     async def _in_time(self, request: Awaitable[Completion]) -> Completion:
         """The completion, or `EngineFailure` after `limits.turn_seconds`."""
         seconds = self.episode.setup.limits.turn_seconds
+        if seconds is None:
+            return await request
         with anyio.move_on_after(seconds):
             return await request
         raise EngineFailure(
