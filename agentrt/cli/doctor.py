@@ -12,10 +12,12 @@ import msgspec
 import typer
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from agentrt.cli.console import results
 from agentrt.core.errors import AgentrtError
 from agentrt.core.models import PULLABLE, cache_folder, find_model
+from agentrt.core.tokenizer import Tokenizer
 from agentrt.env import registry
 
 EXTRAS = {
@@ -38,12 +40,18 @@ class Finding(NamedTuple):
 
 def doctor(
     model: Annotated[str, typer.Option(help="The model whose shapes are tried.")] = "sprout",
+    template: Annotated[
+        str | None, typer.Option(help="Explain how the chat template of this model, or model folder, is handled.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Say what this machine gives, and how to get what is missing.
 
-    Example: [cyan]agentrt doctor[/cyan]
+    Examples: [cyan]agentrt doctor[/cyan], [cyan]agentrt doctor --template smollm2-135m[/cyan]
     """
+    if template is not None:
+        results().print(_explained(template), markup=False, soft_wrap=True)
+        return
     findings = [*_machine(), *_engine(model), *_sandbox(), *_kernels(), *_extras(), *_names()]
     if as_json:
         print(msgspec.json.encode([finding._asdict() for finding in findings]).decode())
@@ -54,6 +62,20 @@ def doctor(
         if finding.fix:
             table.add_row("", f"[yellow]→ {escape(finding.fix)}[/yellow]")
     results().print(table)
+
+
+def _explained(model: str) -> Text:
+    """Joining ids, what the template rewrites, and a small conversation with its mask in colour."""
+    from agentrt.env.chat.choose import chat_template, renderer_for, renderer_of  # here, because these take a while
+    from agentrt.env.chat.explain import explain
+    from agentrt.env.chat.template import Template
+
+    folder = find_model(model)
+    tokenizer = Tokenizer.load(folder)
+    source, variables = chat_template(folder)
+    own = Template(source, tokenizer, variables=variables) if source is not None else None
+    renderer = renderer_of(own) if own is not None else renderer_for(folder, tokenizer)
+    return Text.from_ansi(explain(renderer, own, colour=sys.stdout.isatty()))
 
 
 def _machine() -> Iterator[Finding]:

@@ -18,6 +18,7 @@ from agentrt.core.records import BranchRecord, Fork, Rewrite, StopReason, TurnRe
 from agentrt.core.tokens import Tokens
 from agentrt.env.chat.branch import rewrites
 from agentrt.env.chat.message import Message, ToolCall, Turn
+from agentrt.env.chat.offload import rendered
 from agentrt.rollout import calls as tool_calls
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ class Agent:
         budget = self.episode.budget
         self.episode.raise_if_ended()
         self._hear(messages)
-        observed = self._rendered(messages)
+        new = messages if self._is_opened else self.messages
+        observed = await rendered(lambda: self._render(messages), new)
         context = len(self.tokens) + len(observed)
         granted = budget.grant(context)
         if granted is StopReason.CONTEXT_LENGTH and not self._is_opened:
@@ -129,7 +131,7 @@ class Agent:
             message.content.encode()  # text that is no Unicode ends here, before it is in any record
         self.messages.extend(messages)
 
-    def _rendered(self, messages: tuple[Message, ...]) -> list[int]:
+    def _render(self, messages: tuple[Message, ...]) -> list[int]:
         setup, tokens = self.episode.setup, self.tokens
         if not self._is_opened:
             return setup.renderer.prompt(self.messages, setup.environment.tools)

@@ -38,3 +38,10 @@ def test_the_table_names_what_a_terminal_would_take_for_markup(capsys: pytest.Ca
     printed = capsys.readouterr().out
     assert "[gguf]" in printed
     assert "unknown model 'no-such-model'" in " ".join(printed.split())
+
+
+def test_a_template_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor(template="sprout")
+    printed = capsys.readouterr().out
+    assert "renderer   Sprout" in printed
+    assert "«<tool_call>\n" in printed

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from trio.testing import MockClock
 
 import agentrt
 from agentrt.core.tokenizer import Tokenizer
@@ -16,20 +17,27 @@ from agentrt.env.chat.offload import INLINE_CHARACTERS, rendered
 CHAT = ChatML(Tokenizer.load(Path(agentrt.__file__).parent / "models" / "sprout"))
 
 
-@pytest.mark.anyio
-@pytest.mark.parametrize(
-    ("size", "in_loop", "is_inline"), [(10, False, True), (9000, False, False), (9000, True, True)]
-)
-async def test_where_a_text_is_encoded(size: int, in_loop: bool, is_inline: bool) -> None:
+async def encoded(size: int) -> threading.Thread:
+    """Which thread encodes a text of that size."""
     threads, messages = list[threading.Thread](), [Message("tool", "x " * (size // 2))]
 
     def render() -> list[int]:
         threads.append(threading.current_thread())
         return CHAT.join(messages, ended=True)
 
-    assert (size > INLINE_CHARACTERS) == (size == 9000)
-    assert await rendered(render, messages, in_loop=in_loop) == CHAT.join(messages, ended=True)
-    assert (threads[0] is threading.current_thread()) == is_inline
+    assert await rendered(render, messages) == CHAT.join(messages, ended=True)
+    return threads[0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("size", "is_inline"), [(10, True), (INLINE_CHARACTERS, True), (9000, False)])
+async def test_where_a_text_is_encoded(size: int, is_inline: bool) -> None:
+    assert (await encoded(size) is threading.current_thread()) == is_inline
+
+
+def test_virtual_time_starts_no_thread() -> None:
+    clock = MockClock(autojump_threshold=0)
+    assert anyio.run(encoded, 9000, backend="trio", backend_options={"clock": clock}) is threading.current_thread()
 
 
 @pytest.mark.anyio
