@@ -219,3 +219,40 @@ def test_ids_the_tokenizer_does_not_know_are_never_sampled() -> None:
     drain(core)
     assert max(output(sequence)[0]) < VOCAB
     assert output(sequence)[1] == pytest.approx([-np.log(VOCAB)] * 16)
+
+
+def scripted(ids: list[int], texts: dict[int, bytes], stop: str) -> Sequence:
+    """What a model that would give `ids` gives with a stop string, over a vocabulary whose ids read as `texts`."""
+    vocab = max(ids) + 1
+
+    def logits(prefix: list[int]) -> np.ndarray:
+        row = np.zeros(vocab, dtype=np.float32)
+        row[ids[min(len(prefix) - 1, len(ids) - 1)]] = 100.0
+        return row
+
+    runner = ToyRunner(logits, num_pages=16, page_size=4)  # type: ignore[arg-type]
+    core = EngineCore(runner, EngineSpec(page_size=4, kv_tokens=64), vocab_size=vocab, bytes_of=texts.__getitem__)
+    sequence = submit(core, [0], params=SamplingParams(stop=(stop,)))
+    drain(core)
+    return sequence
+
+
+def test_c28_a_stop_string_that_spans_tokens() -> None:
+    """C28a, Qwen ids: `Action: search\\nObservation: fake` stopped at `Observation:`."""
+    ids = [2512, 25, 2711, 198, 37763, 367, 25, 12418]
+    texts = {
+        2512: b"Action", 25: b":", 2711: b" search", 198: b"\n", 37763: b"Observ", 367: b"ation", 12418: b" fake"
+    }  # fmt: skip
+    sequence = scripted(ids, texts, "Observation:")
+    assert output(sequence)[0] == ids[:7]
+    assert len(output(sequence)[1]) == 7
+    assert (sequence.finish_reason, sequence.matched_stop) == ("stop", "Observation:")
+    assert sequence.lease.computed == 7
+
+
+def test_c28_a_stop_string_that_ends_inside_a_token() -> None:
+    """C28b: three backticks, of which the last begins id 3989; that id stays."""
+    texts = {4730: b"ls", 198: b"\n", 13874: b"``", 3989: b"`\n", 17453: b"Done"}
+    sequence = scripted([4730, 198, 13874, 3989, 17453], texts, "```")
+    assert output(sequence)[0] == [4730, 198, 13874, 3989]
+    assert (sequence.finish_reason, sequence.matched_stop) == ("stop", "```")
