@@ -180,6 +180,7 @@ class Agent:
         turn = msgspec.structs.replace(parsed, start=start, end=end, cut_by=cut_by)
         self.messages.append(turn.message)
         self.last_turn = turn
+        self.episode.note_turn(turn)
         self.episode.timing.add(completion)
         return turn
 

@@ -10,7 +10,7 @@ from agentrt.core import clock, seeds
 from agentrt.core.errors import SandboxFailure
 from agentrt.core.protocol import Completion, Session, SessionHints
 from agentrt.core.records import CallRecord, StopReason
-from agentrt.env.chat.message import Message
+from agentrt.env.chat.message import Message, Turn
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
 from agentrt.env.tool import Tool
@@ -162,6 +162,12 @@ class Episode:
         agent = Agent(self, name, self._sessions.enter_context(session), messages)
         self._agents[name] = agent
         return agent
+
+    def note_turn(self, turn: Turn) -> None:
+        """Count what is worth knowing of a turn."""
+        if turn.tool_call_in_reasoning:
+            name = "tool_call_in_reasoning"
+            self.metrics[name] = self.metrics.get(name, 0.0) + turn.tool_call_in_reasoning
 
     def note_calls(self, records: Sequence[CallRecord]) -> None:
         """Keep a turn's call records, and judge whether the turn was progress."""

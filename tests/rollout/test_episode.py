@@ -118,6 +118,17 @@ async def test_c11_unknown_malformed_and_good_calls_in_one_turn() -> None:
     assert (record.status, record.reward, record.truncated) == ("ok", 1.0, False)
 
 
+async def test_c09_a_call_in_reasoning_that_never_closes_is_not_run_but_answered_and_counted() -> None:
+    sandbox = FakeSandbox({"add": add})
+    draft = "<think>I will " + called("add", '{"a": 2, "b": 3}')
+    record = await run_episode(stage(WithTools(), ScriptedEngine([said(draft), said("yes")]), sandbox=sandbox), TASK)
+    assert sandbox.calls == []
+    (answer,) = [message["content"] for message in record.messages if message["role"] == "tool"]
+    assert answer == "error: a call inside <think> is not run; write </think> before it"
+    assert record.metrics["tool_call_in_reasoning"] == 1.0
+    assert (record.status, record.reward) == ("ok", 1.0)
+
+
 async def test_arguments_that_break_the_schema_are_named_with_their_place() -> None:
     sandbox = FakeSandbox({"add": add})
     engine = ScriptedEngine([said(called("add", '{"a": 2, "b": "3"}')), said(called("add", '{"a": 2}')), said("no")])

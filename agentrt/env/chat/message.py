@@ -41,6 +41,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     start: int = 0
     """The turn is the ids `[start, end)` of its branch."""
     end: int = 0
+    tool_call_in_reasoning: int = 0
+    """1 if the reasoning never closed and holds a call, which is not run; counted in the episode's metrics."""
     cut_by: StopReason | None = None
     """The limit that cut it."""
 

@@ -145,12 +145,16 @@ class Family:
         """A turn's text as `parse` gives it, without the end token."""
         thought, content, closed = reasoning.split(text, self.thinking, opened=self.thinks_at_once)
         calls: tuple[ToolCall, ...] = ()
+        drafted = 0
         if finish_reason == "stop":
             content, calls = self.calls.parse(content, schemas)
             if not closed and self.thinking and any(marker in thought for marker in self.calls.opens):
                 opening, closing = self.thinking
                 calls = (ToolCall("", error=f"a call inside {opening} is not run; write {closing} before it"),)
-        return Turn(content=content, reasoning=thought, calls=calls, finish_reason=finish_reason)
+                drafted = 1
+        return Turn(
+            content=content, reasoning=thought, calls=calls, finish_reason=finish_reason, tool_call_in_reasoning=drafted
+        )
 
     def visible(self, text: str) -> Shown:
         """See `Renderer.visible`."""

@@ -128,13 +128,15 @@ def test_c09_a_call_inside_reasoning_is_no_call() -> None:
     ids = sprout().encode(text + '<tool_call>{"name": "ls", "arguments": {"p": "x"}}</tool_call>')
     turn = ChatML(sprout()).parse(ids, "stop")
     assert turn.calls == (ToolCall("ls", {"p": "x"}),)
-    assert turn.content == ""
+    assert (turn.content, turn.tool_call_in_reasoning) == ("", 0)
     assert turn.reasoning.startswith("I could call <tool_call>")
 
 
 def test_c09_a_call_inside_reasoning_that_never_closes_gives_an_error() -> None:
     ids = sprout().encode('<think><tool_call>{"name": "rm", "arguments": {"p": "x"}}</tool_call>')
-    (call,) = ChatML(sprout()).parse(ids, "stop").calls
+    turn = ChatML(sprout()).parse(ids, "stop")
+    (call,) = turn.calls
+    assert turn.tool_call_in_reasoning == 1
     assert call.error == "a call inside <think> is not run; write </think> before it"
 
 
