@@ -47,6 +47,14 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
 
     group: str = ""
     """Sessions with the same group share a prompt."""
+    members_left: int = 0
+    """Members of the group that still run, this one included: the fewer, the sooner the group is whole. 0 is unknown."""
+    is_filtered: bool = False
+    """Its trajectory will not be trained on, so its KV makes way first."""
+    deadline: float | None = None
+    """In how many seconds the episode is ended at the latest."""
+    oldest_version: int | None = None
+    """The oldest policy version that sampled for it. Episodes that are about to be too old come first."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,8 +114,24 @@ class Session(Protocol):
         An id that the law cuts has the logprob -inf. Raises as `sample` does.
         """
 
-    def pause(self, tool: str) -> None:
-        """Say that a tool runs now, so the engine may decide what becomes of the KV. `sample` ends the pause."""
+    def hint(self, hints: SessionHints) -> None:
+        """From now on `hints` holds in the place of what was said before."""
+
+    def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
+        """Say that a tool runs now, so that the engine may decide what becomes of the KV. `sample` ends the pause.
+
+        `arguments` is the class of its arguments, a short word: calls of one class take about as long. `deadline` is in
+        how many seconds the tool is ended at the latest. A pause within a pause takes its place.
+        """
+
+    def progress(self, eta_seconds: float) -> None:
+        """Say that the tool of this pause will be done in about `eta_seconds`. Ignored outside a pause."""
+
+    def resume(self) -> None:
+        """Say that the tool's result is here and `sample` will follow at once: KV that was moved may come back meanwhile.
+
+        Ends the pause; ignored outside one.
+        """
 
     def fork(self) -> "Session":
         """A new session with the same ids and a seed of its own, sharing pages. The caller enters and leaves it."""

@@ -212,8 +212,17 @@ class LocalSession:
             raise EngineFailure(sequence.error or "the engine ended before it had scored")
         return sequence.scores
 
-    def pause(self, tool: str) -> None:
+    def hint(self, hints: SessionHints) -> None:
+        self._hints = hints
+
+    def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
         """Nothing to decide yet: an idle lease stays until its pages are needed."""
+
+    def progress(self, eta_seconds: float) -> None:
+        """As for `pause`."""
+
+    def resume(self) -> None:
+        """As for `pause`."""
 
     def fork(self) -> "LocalSession":
         child = LocalSession(self._service, seeds.derive(self._seed, "fork", self._forks), self._salt, self._hints)

@@ -56,6 +56,8 @@ class ScriptedEngine:
         self.keep_requests = keep_requests
         self.pauses: list[str] = []
         """The tools that sessions paused for."""
+        self.etas: list[float] = []
+        """What sessions said of the progress of these tools."""
         self.num_sessions = 0
         """Open sessions: 0 after a test, or one was not left."""
         self._info = EngineInfo(
@@ -135,9 +137,19 @@ class ScriptedSession:
         self.tokens.observe([*observed_ids, *scored_ids])
         return Floats([ScriptedEngine.LOGPROB] * len(scored_ids))
 
-    def pause(self, tool: str) -> None:
+    def hint(self, hints: SessionHints) -> None:
+        """Hints change nothing of what is sampled."""
+
+    def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
         if self._engine.keep_requests:
             self._engine.pauses.append(tool)
+
+    def progress(self, eta_seconds: float) -> None:
+        if self._engine.keep_requests:
+            self._engine.etas.append(eta_seconds)
+
+    def resume(self) -> None:
+        """There is no KV to bring back."""
 
     def fork(self) -> "ScriptedSession":
         self._forks += 1
