@@ -4,7 +4,7 @@ Only structs, typed arrays and plain numbers cross this line, so an engine in an
 behind it. The engine speaks token ids; text stops at the renderer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -100,12 +100,20 @@ class Session(Protocol):
     def seed(self) -> int:
         """The seed of this branch; turn n samples with `seeds.derive(seed, "turn", n)`."""
 
-    async def sample(self, observed_ids: Sequence[int], params: SamplingParams, *, max_tokens: int) -> Completion:
+    async def sample(
+        self,
+        observed_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        progress: Callable[[], None] | None = None,
+    ) -> Completion:
         """Append `observed_ids`, then sample up to `max_tokens` ids.
 
-        Leaving the scope (cancellation, a deadline) aborts within one engine step; what was sampled until then is in
-        `tokens`. Raises `RequestError` for a request that can never be served (nothing is appended then) and
-        `EngineFailure` when the engine itself fails.
+        `progress` is called on the event loop when `tokens` may have grown, once for any number of ids: for those who
+        show a turn while it is sampled. Leaving the scope (cancellation, a deadline) aborts within one engine step; what
+        was sampled until then is in `tokens`. Raises `RequestError` for a request that can never be served (nothing is
+        appended then) and `EngineFailure` when the engine itself fails.
         """
 
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:

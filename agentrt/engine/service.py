@@ -45,6 +45,8 @@ class EngineService:
         self._commands: deque[Command] = deque()
         self._finished: deque[EngineSequence] = deque()
         self._waiting: dict[EngineSequence, anyio.Event] = {}
+        self._watching: dict[EngineSequence, Callable[[], None]] = {}
+        """Whom to tell, after each step, that a sequence may have grown."""
         self._turn = threading.Condition()
         self._is_closing = False
         self._crash: BaseException | None = None
@@ -67,9 +69,13 @@ class EngineService:
             self._commands.append(command)
             self._turn.notify()
 
-    async def run(self, session: "LocalSession", sequence: EngineSequence) -> None:
+    async def run(
+        self, session: "LocalSession", sequence: EngineSequence, progress: Callable[[], None] | None = None
+    ) -> None:
         """Queue a sequence and wait until it has ended. Cancellation aborts it, and waits for the step in flight."""
         ended = self._waiting[sequence] = anyio.Event()
+        if progress is not None:
+            self._watching[sequence] = progress
         try:
             self._raise_crash()
             self.post(lambda: self.core.submit(sequence, session.lease))
@@ -81,6 +87,7 @@ class EngineService:
             raise
         finally:
             self._waiting.pop(sequence, None)
+            self._watching.pop(sequence, None)
         self._raise_crash()
 
     async def __aenter__(self) -> Self:
@@ -114,7 +121,8 @@ class EngineService:
         """The step thread. A bug in it ends every request with `EngineFailure`, and the service raises it at its end."""
         try:
             while self._apply_commands():
-                if finished := self.core.step():
+                finished = self.core.step()
+                if finished or self._watching:
                     self._finish(finished)
             for sequence in list(self._waiting):
                 self._abort(sequence)
@@ -143,11 +151,13 @@ class EngineService:
             self._wake_in.send(b"\0")
 
     async def _announce(self) -> None:
-        """On the loop: set the events of what the step thread finished."""
+        """On the loop: set the events of what the step thread finished, and tell those who watch a turn."""
         while True:
             await anyio.wait_readable(self._wake_out)
             self._wake_out.recv(4096)
             self._announce_finished()
+            for progress in self._watching.values():
+                progress()
 
     def _announce_finished(self) -> None:
         while self._finished:
@@ -184,7 +194,14 @@ class LocalSession:
     def seed(self) -> int:
         return self._seed
 
-    async def sample(self, observed_ids: Sequence[int], params: SamplingParams, *, max_tokens: int) -> Completion:
+    async def sample(
+        self,
+        observed_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        progress: Callable[[], None] | None = None,
+    ) -> Completion:
         assert self._is_open, "a session is sampled from inside its `with`"
         check_request(observed_ids, len(self._tokens), params, max_tokens, self._service.bounds)
         self._tokens.observe(observed_ids)
@@ -194,7 +211,7 @@ class LocalSession:
             seed=seeds.derive(self._seed, "turn", self._turns), group=self._hints.group,
         )  # fmt: skip
         self._turns += 1
-        await self._service.run(self, sequence)
+        await self._service.run(self, sequence, progress)
         if sequence.error:
             raise EngineFailure(sequence.error)
         return _completion(sequence)

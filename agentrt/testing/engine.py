@@ -93,7 +93,14 @@ class ScriptedSession:
     def __init__(self, engine: ScriptedEngine, seed: int, tokens: Tokens, turns: int) -> None:
         self._engine, self.seed, self.tokens, self._turns, self._forks = engine, seed, tokens, turns, 0
 
-    async def sample(self, observed_ids: Sequence[int], params: SamplingParams, *, max_tokens: int) -> Completion:
+    async def sample(
+        self,
+        observed_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        progress: Callable[[], None] | None = None,
+    ) -> Completion:
         engine, tokens = self._engine, self.tokens
         cached, context = len(tokens), len(tokens) + len(observed_ids)
         if max_tokens < 1 or context + max_tokens > engine.info.context_length:
@@ -107,7 +114,7 @@ class ScriptedSession:
         turn, self._turns = self._turns, self._turns + 1
         given = engine.script(tokens.token_ids) if callable(engine.script) else engine.script[turn]
         answer = given if isinstance(given, Answer) else Answer(given)
-        matched = await self._commit(answer, params, max_tokens)
+        matched = await self._commit(answer, params, max_tokens, progress or _no_progress)
         is_cut = matched is None and len(answer.token_ids) > len(tokens) - context
         reason: FinishReason = "length" if is_cut else "stop"
         return Completion(
@@ -117,7 +124,9 @@ class ScriptedSession:
             decode_seconds=answer.seconds,
         )  # fmt: skip
 
-    async def _commit(self, answer: Answer, params: SamplingParams, max_tokens: int) -> int | None:
+    async def _commit(
+        self, answer: Answer, params: SamplingParams, max_tokens: int, progress: Callable[[], None]
+    ) -> int | None:
         """Commit the answer's ids up to the first end id or `max_tokens`; the end id, if it came to one."""
         ids = list(answer.token_ids[:max_tokens])
         end = min((ids.index(one) + 1 for one in params.stop_token_ids if one in ids), default=0)
@@ -130,6 +139,7 @@ class ScriptedSession:
             for token_id, logprob in zip(ids, logprobs, strict=True):
                 await anyio.sleep(answer.seconds / len(answer.token_ids))
                 self.tokens.commit(token_id, logprob, self._engine.version)
+                progress()
         return ids[-1] if end else None
 
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
@@ -164,3 +174,7 @@ class ScriptedSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._engine.num_sessions -= 1
+
+
+def _no_progress() -> None:
+    pass

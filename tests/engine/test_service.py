@@ -217,3 +217,12 @@ async def test_raw_logprobs_and_the_kept_mass_join_to_the_tempered_law() -> None
         with engine.session(seed=1) as session:
             one = await session.sample([1, 2], PARAMS, max_tokens=12)
         assert one.raw_logprobs == one.logprobs
+
+
+async def test_progress_is_told_while_a_turn_is_sampled() -> None:
+    seen: list[int] = []
+    async with service(seconds=0.005) as engine:
+        with engine.session(seed=1) as session:
+            await session.sample([1, 2], PARAMS, max_tokens=12, progress=lambda: seen.append(len(session.tokens)))
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3, "it was told once, at the end"
