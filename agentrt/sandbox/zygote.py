@@ -11,11 +11,13 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from agentrt.sandbox.inside.job import Job, Setup
+from agentrt.sandbox.inside.job import Job, Setup, written
 from agentrt.sandbox.level import Layers
 
 MAX_MESSAGE = 1 << 17
 """Of a job: arguments and environment."""
+WARM_SLOTS = min(2 * (os.cpu_count() or 1), 16)
+"""Of each zygote: two processes each, which share most of its memory."""
 _START = "import sys; sys.path.append(sys.argv[1]); from inside import zygote; zygote.main(int(sys.argv[2]))"
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
@@ -55,7 +57,7 @@ class Zygote:
             namespaces=layers.namespaces, landlock=layers.landlock, seccomp=layers.seccomp,
             uid=place.uid, root=str(root),
             episodes=str(place.episodes), readable=[*_interpreter(), *dict.fromkeys(packages), *kind.readable],
-            paths=[*dict.fromkeys(packages)], imports=list(kind.imports),
+            paths=[*dict.fromkeys(packages)], imports=list(kind.imports), warm=WARM_SLOTS,
         )  # fmt: skip
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -65,7 +67,7 @@ class Zygote:
                 pass_fds=(theirs.fileno(),), env=_ENVIRONMENT, cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self._control.send(msgspec.json.encode(setup._asdict()))
+        self._control.send(written(setup))
         self._control.setblocking(False)
         self._uid = place.uid
         self.takes_calls = True
@@ -80,7 +82,7 @@ class Zygote:
 
     async def start(self, job: Job, fds: Sequence[int]) -> None:
         """Start a call. Raises `OSError` if the zygote has ended or the job is too large."""
-        message = msgspec.json.encode(job._asdict() | {"limits": job.limits._asdict()})
+        message = written(job)
         if len(message) > MAX_MESSAGE:
             raise OSError(f"arguments and environment are {len(message)} bytes, more than {MAX_MESSAGE}")
         while True:

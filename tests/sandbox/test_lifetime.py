@@ -112,6 +112,10 @@ def test_a_runtime_that_is_killed_leaves_nothing(launcher: Launcher) -> None:
     assert not scratch.exists()
 
 
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
 def _wait_for(condition: object, seconds: float = 2.0) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
@@ -126,7 +130,9 @@ def test_a_zygote_that_dies_is_replaced(launcher: Launcher) -> None:
             await shell(sandbox, "true")
             launcher.zygote(Kind()).kill()
             assert (await shell(sandbox, "echo again")).text == "again\n"
-            os.kill(launcher.zygote(Kind()).pid, signal.SIGKILL)  # and nobody has looked yet
+            zygote = launcher.zygote(Kind())
+            os.kill(zygote.pid, signal.SIGKILL)
+            _wait_for(lambda: _state(zygote.pid) == "Z")  # its calls end with it; nobody has looked at it yet
             assert (await shell(sandbox, "echo more")).text == "more\n"
 
     anyio.run(main)

@@ -61,6 +61,17 @@ def test_an_exception_is_shown_as_python_shows_it() -> None:
     )
 
 
+def test_a_program_ends_as_python_ends_one() -> None:
+    """Though it runs in a fork: threads are waited for, then what it has registered is run."""
+    text = """
+import atexit, threading, time
+atexit.register(print, "last")
+threading.Thread(target=lambda: (time.sleep(0.1), print("late"))).start()
+print("first")"""
+    (result,) = run(code(text))
+    assert (result.outcome, result.text) == ("ok", "first\nlate\nlast\n")
+
+
 def test_files_and_python_share_the_folder() -> None:
     results = run(
         ("files", {"op": "write", "path": "src/a.py", "content": "x = 1\ny = 2\nz = 3\n"}),

@@ -35,21 +35,27 @@ def abi() -> int:
     return 0
 
 
-def restrict(version: int, readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Allow reading and executing beneath `readable`, everything but devices' ioctls beneath `writable`; nothing else.
+def ruleset(version: int, readable: Iterable[str], writable: Iterable[str]) -> int:
+    """A descriptor of rules: reading and executing beneath `readable`, everything but devices' ioctls beneath `writable`.
 
-    A path that does not exist is left out. Needs no_new_privs. Raises `OSError`.
+    A path that does not exist is left out. Raises `OSError`.
     """
-    handled = _handled(version)
-    ruleset = _create(version, handled)
-    try:
-        for path in readable:
-            _allow(ruleset, path, _READ)
-        for path in writable:
-            _allow(ruleset, path, handled & ~_IOCTL_DEV)
-        linux.syscall("landlock_restrict_self", _RESTRICT_SELF, ruleset, 0)
-    finally:
-        os.close(ruleset)
+    rules = _create(version)
+    for path in readable:
+        _allow(rules, path, _READ)
+    for path in writable:
+        allow_writing(version, rules, path)
+    return rules
+
+
+def allow_writing(version: int, rules: int, path: str) -> None:
+    """Add one more writable path."""
+    _allow(rules, path, _handled(version) & ~_IOCTL_DEV)
+
+
+def restrict(rules: int) -> None:
+    """Allow what `rules` say and nothing else, for good, in the process and all its children. Needs no_new_privs."""
+    linux.syscall("landlock_restrict_self", _RESTRICT_SELF, rules, 0)
 
 
 def _handled(version: int) -> int:
@@ -60,16 +66,15 @@ def _handled(version: int) -> int:
     return handled
 
 
-def _create(version: int, handled: int) -> int:
+def _create(version: int) -> int:
+    handled = _handled(version)
     net, scopes = _NET if version >= 4 else 0, _SCOPES if version >= SCOPES_ABI else 0
     size = 24 if version >= SCOPES_ABI else 16 if version >= 4 else 8
     attr = ctypes.create_string_buffer(struct.pack("=QQQ", handled, net, scopes)[:size], size)
-    ruleset = linux.syscall("landlock_create_ruleset", _CREATE_RULESET, attr, size, 0)
-    os.set_inheritable(ruleset, False)
-    return ruleset
+    return linux.syscall("landlock_create_ruleset", _CREATE_RULESET, attr, size, 0)
 
 
-def _allow(ruleset: int, path: str, rights: int) -> None:
+def _allow(rules: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -77,6 +82,6 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         is_folder = os.path.isdir(path)
         attr = ctypes.create_string_buffer(struct.pack("=Qi", rights if is_folder else rights & _OF_FILES, fd), 12)
-        linux.syscall("landlock_add_rule", _ADD_RULE, ruleset, _RULE_PATH_BENEATH, attr, 0)
+        linux.syscall("landlock_add_rule", _ADD_RULE, rules, _RULE_PATH_BENEATH, attr, 0)
     finally:
         os.close(fd)

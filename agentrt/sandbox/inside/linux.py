@@ -16,7 +16,7 @@ CLONE_NEW_ANY = (
     CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS | CLONE_NEWIPC | CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNET
 )
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 CAP_DAC_READ_SEARCH = 2
@@ -37,21 +37,15 @@ def syscall(name: str, number: int, *args: int | bytes | ctypes.Array[ctypes.c_c
     return _checked(name, _LIBC.syscall(ctypes.c_long(number), *map(_argument, args)))
 
 
-def clone(flags: int) -> int:
-    """Fork into new namespaces: 0 in the child, as `os.fork`. The caller has one thread."""
-    python = ctypes.pythonapi
-    python.PyOS_BeforeFork()
+def fork(flags: int = 0) -> int:
+    """Fork, into new namespaces if `flags` (CLONE_NEW*) say so: 0 in the child, as `os.fork`.
+
+    The caller has one thread, so no lock can be held by another and nothing has to be mended: what `os.fork` does for
+    that, and hooks of `os.register_at_fork`, are left out, and with them half of its time.
+    """
     number = _CLONE_NUMBER[platform.machine()]
     zeros = [ctypes.c_long(0)] * 4
-    pid: int = _LIBC_WITH_GIL.syscall(ctypes.c_long(number), ctypes.c_long(flags | _SIGCHLD), *zeros)
-    if pid == 0:
-        python.PyOS_AfterFork_Child()
-        return 0
-    error = ctypes.get_errno()
-    python.PyOS_AfterFork_Parent()
-    if pid < 0:
-        raise OSError(error, f"clone: {os.strerror(error)}")
-    return pid
+    return _checked("clone", _LIBC_WITH_GIL.syscall(ctypes.c_long(number), ctypes.c_long(flags | _SIGCHLD), *zeros))
 
 
 def unshare(flags: int) -> None:

@@ -1,37 +1,47 @@
 """The process of the tool itself: confined, step by step and for good, before anything of the tool runs.
 
 Order matters: limits, capabilities, no_new_privs, Landlock, and seccomp last, for each needs what the next one takes.
+What depends on no job is done before there is one.
 """
 
-import fcntl
+import atexit
 import os
+import random
 import resource
 import signal
+import socket
 import sys
+import threading
 import traceback
 from types import CodeType
 from typing import NoReturn
 
-from . import landlock, linux, root, seccomp
-from .job import FOLDER, REPLY, STDERR, Job, Limits, Setup
+from . import landlock, linux, root, seccomp, usage
+from .job import FOLDER, MAX_MESSAGE, NUM_FDS, REPLY, STDERR, STDIN, Limits, Ready, Setup, compiled, read_job
 
 STATUS = REPLY + 1
-"""Where a payload says why it could not start the tool; closed when it starts."""
+"""Where a payload gets its job, and says why it could not start the tool; closed when it starts."""
 OPEN_FILES = 1024
 """The zygote's own limit, so that all that a payload must close is below it."""
-_FIRST_SPARE = 64
 
 
-def run(setup: Setup, job: Job, fds: list[int], status: int, code: CodeType | None) -> NoReturn:
-    """Become the tool of `job`, with `fds` as its standard input, output, error and reply. Never returns."""
+def run(setup: Setup, ready: Ready, channel_fd: int) -> NoReturn:
+    """Make ready, wait for a job on the socket `channel_fd`, and become its tool. Never returns."""
+    rules = _make_ready(setup, channel_fd)
+    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=STATUS)
+    message, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE, NUM_FDS - 1)
+    if not message:
+        os._exit(0)
+    channel.detach()
+    job = read_job(message)
     try:
-        linux.die_with_parent(signal.SIGKILL)
-        os.setsid()
-        _take(fds, status)
-        os.environ.clear()
+        for number, fd in enumerate(fds, STDIN):
+            os.dup2(fd, number)
         os.environ.update(job.environment)
-        _limit(job.limits)
-        _confine(setup, job.folder)
+        _limit(job.limits, 0 if setup.namespaces else usage.tasks(os.getuid()))
+        _confine(setup, ready, job.folder, rules)
+        os.closerange(STATUS + 1, OPEN_FILES)
+        code = _code(setup, ready, job.program)
         if code is None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.execvpe(job.argv[0], job.argv, job.environment)
@@ -42,17 +52,47 @@ def run(setup: Setup, job: Job, fds: list[int], status: int, code: CodeType | No
     os._exit(_execute(code, job.argv[3:]))
 
 
-def _take(fds: list[int], status: int) -> None:
-    spare = [fcntl.fcntl(fd, fcntl.F_DUPFD, _FIRST_SPARE) for fd in (*fds, status)]
-    for number, fd in enumerate(spare):
-        os.dup2(fd, number, inheritable=number != STATUS)
+def _make_ready(setup: Setup, channel_fd: int) -> int:
+    """All that can be done without a job. The rules of Landlock so far, or -1.
+
+    Of the descriptors, only `channel_fd` is kept, as STATUS; what a payload will have is taken, so that what comes with
+    the job comes behind.
+    """
+    linux.die_with_parent(signal.SIGKILL)
+    os.setsid()
+    os.dup2(channel_fd, STATUS, inheritable=False)
+    os.dup2(STDIN, REPLY)
     os.closerange(STATUS + 1, OPEN_FILES)
+    os.environ.clear()
+    random.seed()  # its state is the zygote's, and so is numpy's
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if setup.namespaces:
+        linux.set_capabilities(0)
+    linux.no_new_privileges()
+    if not setup.landlock:
+        return -1
+    if setup.namespaces:
+        return landlock.ruleset(setup.landlock, ["/"], ["/tmp", "/dev"])
+    readable = [*root.SYSTEM, *root.MERGED, *root.DEVICES, *setup.readable]
+    return landlock.ruleset(setup.landlock, readable, ["/dev/null", "/dev/zero", "/dev/full"])
 
 
-def _limit(limits: Limits) -> None:
+def _code(setup: Setup, ready: Ready, path: str | None) -> CodeType | None:
+    """What this process can run itself; None if an interpreter has to be started."""
+    if path is None:
+        return None
+    try:
+        return ready.programs.get(path) or compiled(setup, path)
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _limit(limits: Limits, other_tasks: int) -> None:
+    """Put limits on this process. `other_tasks` are those of the user that are counted with its own."""
     cpu = int(limits.cpu_seconds) + 1
     for name, soft, hard in (
-        (resource.RLIMIT_NPROC, limits.processes, limits.processes),
+        (resource.RLIMIT_NPROC, limits.processes + other_tasks, limits.processes + other_tasks),
         (resource.RLIMIT_AS, limits.address_bytes or resource.RLIM_INFINITY, limits.address_bytes or -1),
         (resource.RLIMIT_CPU, cpu, cpu + 1),
         (resource.RLIMIT_FSIZE, limits.file_bytes, limits.file_bytes),
@@ -64,21 +104,15 @@ def _limit(limits: Limits) -> None:
         resource.setrlimit(name, (soft, hard))
 
 
-def _confine(setup: Setup, folder: str) -> None:
-    if setup.namespaces:
-        linux.set_capabilities(0)
-        readable, writable = ["/"], [FOLDER, "/tmp", "/dev"]
-    else:
-        own = f"{setup.episodes}/{folder}"
-        readable = [*root.SYSTEM, *root.MERGED, *root.DEVICES, *setup.readable]
-        writable = [own, "/dev/null", "/dev/zero", "/dev/full"]
-        os.chdir(own)
+def _confine(setup: Setup, ready: Ready, folder: str, rules: int) -> None:
+    own = FOLDER if setup.namespaces else f"{setup.episodes}/{folder}"
+    os.chdir(own)
     linux.set_dumpable(True)
-    linux.no_new_privileges()
     if setup.landlock:
-        landlock.restrict(setup.landlock, readable, writable)
-    if setup.seccomp:
-        seccomp.install()
+        landlock.allow_writing(setup.landlock, rules, own)
+        landlock.restrict(rules)
+    if ready.seccomp:
+        seccomp.install(ready.seccomp)
 
 
 def _execute(code: CodeType, argv: list[str]) -> int:
@@ -88,8 +122,6 @@ def _execute(code: CodeType, argv: list[str]) -> int:
     main = type(sys)("__main__")
     main.__dict__.update(__file__=argv[0], __builtins__=__builtins__)
     sys.modules["__main__"] = main
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()  # its state was copied from the zygote
     exit_code = 0
     try:
         exec(code, main.__dict__)
@@ -99,6 +131,8 @@ def _execute(code: CodeType, argv: list[str]) -> int:
         frames = error.__traceback__.tb_next if error.__traceback__ else None
         traceback.print_exception(type(error), error, frames)
         exit_code = 1
+    threading._shutdown()  # type: ignore[attr-defined] # what the interpreter itself calls at its end
+    atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,7 +1,7 @@
 """The file tree inside namespaces: a small read-only root, the episode's folder at /w, and memory-backed /tmp.
 
-`build` makes the part that all calls share, once; `enter` gives a call its own. Nothing of the host is there but what
-is named: no home, no /etc, no devices but the harmless ones, no process but the call's own.
+`build` makes the part that all calls share, once; `enter` and `open_folder` give a call its own. Nothing of the host is
+there but what is named: no home, no /etc, no devices but the harmless ones, no process but the call's own.
 """
 
 import os
@@ -19,7 +19,6 @@ MERGED = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 _OLD = "/.old"
-_REMOUNT = 32
 _SHM_BYTES = 4 << 20
 _SAFE = linux.MS_NOSUID | linux.MS_NODEV
 _FILES = {
@@ -51,7 +50,7 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
         _bind(path, root)
     for name, target in _LINKS.items():
         os.symlink(target, f"{root}/dev/{name}")
-    linux.mount("", root + "/dev", flags=linux.MS_BIND | _REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID)
+    linux.mount("", root + "/dev", flags=linux.MS_BIND | linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID)
     linux.mount(episodes, root + EPISODES, flags=linux.MS_BIND)
     linux.restrict_mounts(root + EPISODES, linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV)
     has_proc = _proc(root + "/proc")
@@ -60,21 +59,26 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
     linux.pivot_root(root, root + _OLD)
     os.chdir("/")
     linux.unmount(_OLD)
+    linux.sethostname("sandbox")
     return has_proc
 
 
-def enter(folder: str, limits: Limits, has_proc: bool, readable: Iterable[str]) -> None:
-    """In the new namespaces of a call: its /proc, its /tmp, its /dev/shm, its episode's folder, and no other's."""
+def enter(has_proc: bool, readable: Iterable[str]) -> None:
+    """In the new namespaces of a call that is to come: its /proc, its /tmp, its /dev/shm, yet without a size."""
     linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    size = f"nr_inodes={limits.inodes},mode=1777,size="
     with _kept(path for path in readable if path.startswith("/tmp/")):
-        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, f"{size}{limits.tmp_bytes}")
+        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, "size=4k,mode=1777")
     if not (has_proc and _proc("/proc")):
         linux.mount("tmpfs", "/proc", "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
-    linux.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, f"{size}{min(_SHM_BYTES, limits.tmp_bytes)}")
+    linux.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, "size=4k,mode=1777")
+
+
+def open_folder(folder: str, limits: Limits) -> None:
+    """The call has come: its episode's folder at /w, no other's anywhere, and /tmp of the size that it may have."""
     linux.mount(f"{EPISODES}/{folder}", FOLDER, flags=linux.MS_BIND)
-    linux.mount("tmpfs", EPISODES, "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
-    linux.sethostname("sandbox")
+    linux.mount(_OLD, EPISODES, flags=linux.MS_BIND)  # what is empty covers the others
+    for path, size in (("/tmp", limits.tmp_bytes), ("/dev/shm", min(_SHM_BYTES, limits.tmp_bytes))):
+        linux.mount("tmpfs", path, "tmpfs", _SAFE | linux.MS_REMOUNT, f"nr_inodes={limits.inodes},size={size}")
     os.chdir(FOLDER)
 
 

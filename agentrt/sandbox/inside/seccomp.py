@@ -99,14 +99,18 @@ def is_known() -> bool:
     return platform.machine() in MACHINES
 
 
+def own_program() -> bytes:
+    """The filter of this machine, which must be known."""
+    return program(MACHINES[platform.machine()])
+
+
 def program(machine: Machine) -> bytes:
     """The filter for one architecture, in the kernel's form."""
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
 
 
-def install() -> None:
-    """Put the filter on this process, for good. Needs no_new_privs. Raises `OSError`, `KeyError` if not `is_known`."""
-    filter_bytes = program(MACHINES[platform.machine()])
+def install(filter_bytes: bytes) -> None:
+    """Put a filter on this process, for good. Needs no_new_privs. Raises `OSError`."""
     linux.prctl_pointer(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _Program(len(filter_bytes) // 8, filter_bytes))
 
 

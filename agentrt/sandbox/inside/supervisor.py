@@ -1,10 +1,11 @@
-"""The parent of one call's processes: holds its limits, ends all of them, then says how it went.
+"""A slot: made ready for one call, and then the parent of its processes: holds its limits, ends all of them, says how it
+went.
 
 Inside namespaces it is process 1 of the call: one signal ends all others, whatever they did to hide, and the kernel
 does the same should it die itself. Without namespaces it adopts every orphan of the call and kills until none is left.
 
-Two messages go to the runtime: an empty one when the main process is there, and how it went, at the end. The call ends
-when its main process ends, when a limit is passed, or when the runtime closes its end of the socket.
+Two messages go to the runtime: an empty one when the tool is begun, and how it went, at the end. The call ends when its
+main process ends, when a limit is passed, or when the runtime closes its end of the socket.
 """
 
 import json
@@ -15,11 +16,10 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from types import CodeType
 from typing import NoReturn
 
 from . import linux, payload, root, usage
-from .job import FOLDER, Job, Ready, Setup
+from .job import FOLDER, MAX_MESSAGE, NUM_FDS, Job, Ready, Setup, read_job
 
 TICK_SECONDS = 0.05
 """Between two looks at what a call uses."""
@@ -28,50 +28,66 @@ DISK_SECONDS = 0.25
 _MAX_STATUS = 4096
 
 
-def run(setup: Setup, job: Job, call: socket.socket, fds: list[int], code: CodeType | None, ready: Ready) -> NoReturn:
-    """Run `job` to its end and say how it went on `call`. Never returns."""
+def run(setup: Setup, ready: Ready, control: socket.socket, taken: int) -> NoReturn:
+    """Make ready, wait for a job on `control`, say on `taken` that there was one, and run it. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    failure, main, channel = "", 0, control
     try:
-        status = _run(setup, job, call, fds, code, ready)
+        main, channel = _make_ready(setup, ready, control)
     except OSError as error:
-        status = {"infra": linux.why(error)}
-    with suppress(OSError):  # the runtime has gone, or has no more interest
-        call.send(json.dumps(status).encode())
+        failure = linux.why(error)
+    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
+    if message:
+        control.close()
+        job = read_job(message)
+        os.write(taken, (job.program or "").encode())
+        os.close(taken)
+        call = socket.socket(fileno=fds[0])
+        try:
+            status = {"infra": failure} if failure else _run(setup, job, message, call, fds[1:], main, channel)
+        except OSError as error:
+            status = {"infra": linux.why(error)}
+        with suppress(OSError):  # the runtime has gone, or has no more interest
+            call.send(json.dumps(status).encode())
     os._exit(0)
 
 
+def _make_ready(setup: Setup, ready: Ready, control: socket.socket) -> tuple[int, socket.socket]:
+    """All that can be done without a job; the payload's process, and the socket on which it waits for one."""
+    if setup.namespaces:
+        root.map_user(root.USER, ready.uid, ready.gid)
+        root.enter(ready.has_proc, setup.readable)
+    else:
+        linux.adopt_orphans()
+    linux.set_dumpable(False)
+    channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    main = os.fork() if setup.imports else linux.fork()  # what was imported may have hooks of its own
+    if main == 0:
+        payload.run(setup, ready, theirs.detach())
+    theirs.close()
+    return main, channel
+
+
 def _run(
-    setup: Setup, job: Job, call: socket.socket, fds: list[int], code: CodeType | None, ready: Ready
+    setup: Setup, job: Job, message: bytes, call: socket.socket, fds: list[int], main: int, channel: socket.socket
 ) -> dict[str, object]:
     folder = f"{setup.episodes}/{job.folder}"
     if setup.namespaces:
-        root.map_user(root.USER, ready.uid, ready.gid)
-        root.enter(job.folder, job.limits, ready.has_proc, setup.readable)
+        root.open_folder(job.folder, job.limits)
         folder = FOLDER
-    else:
-        linux.adopt_orphans()
-        processes = job.limits.processes + usage.tasks(os.getuid())
-        job = job._replace(limits=job.limits._replace(processes=processes))
-    linux.set_dumpable(False)
-    reading, writing = os.pipe()
-    main = os.fork()
-    if main == 0:
-        os.close(reading)
-        payload.run(setup, job, fds, writing, code)
-    os.close(writing)
-    for fd in fds:
-        os.close(fd)
-    if setup.namespaces:
         linux.no_new_privileges()
         linux.set_capabilities(0)
     call_tree = _Tree(main, is_alone=setup.namespaces, folder=folder, job=job)
+    socket.send_fds(channel, [message], fds)
+    for fd in fds:
+        os.close(fd)
     try:
         with suppress(BrokenPipeError):  # the runtime has gone: watching finds that too
             call.send(b"{}")
         why = call_tree.watch(call)
     finally:
         call_tree.end()
-    failure = os.read(reading, _MAX_STATUS).decode(errors="replace")
+    failure = channel.recv(_MAX_STATUS).decode(errors="replace")
     if failure:
         return {"infra": failure}
     return {"code": call_tree.code, "why": why, "cpu_seconds": usage.cpu_seconds(())}

@@ -1,8 +1,10 @@
-"""The zygote: a small process that has everything loaded and forks into each call.
+"""The zygote: a small process that has everything loaded and forks the slots that calls run in.
 
 It is started once by the runtime, on one end of a socket. The first message sets it up; every other one is a job, with
-five descriptors: the call's own socket, standard input, output, error and reply. If the set-up failed, every job is told
-why. It holds no secret: its environment is empty, and it never reads a file of the user's.
+five descriptors: the call's own socket, standard input, output, error and reply. A **slot** (`supervisor`) is made ready
+before its job comes: all slots wait on the socket, whichever gets a job runs it, and the zygote makes the next one. So
+what a call has to wait for is only what differs from call to call. If the set-up failed, every job is told why. The
+zygote holds no secret: its environment is empty, and it never reads a file of the user's.
 
 With namespaces it is process 1 of one of its own, so whatever ends it ends all its calls. When the runtime is gone its
 calls see that by themselves, and it leaves after the last one.
@@ -13,18 +15,15 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from types import CodeType
 
-from . import linux, payload, root, supervisor
-from .job import Job, Ready, Setup, read_job, read_setup
+from . import linux, payload, root, seccomp, supervisor
+from .job import MAX_MESSAGE, NUM_FDS, Ready, Setup, compiled, read_setup
 
-MAX_MESSAGE = 1 << 20
-NUM_FDS = 5
 STANDARD = (
     "argparse", "ast", "base64", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "glob", "hashlib", "heapq", "inspect", "io", "itertools",
@@ -33,7 +32,9 @@ STANDARD = (
     "traceback", "types", "typing", "unicodedata", "uuid",
 )  # fmt: skip
 """Imported by every zygote: what model-written code asks for most."""
-_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+_NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC
+"""Of each call. It shares the zygote's network, which has no way out, and its host name, which none may change."""
+_MAX_PATH = 4096
 
 
 def main(control_fd: int) -> None:
@@ -46,29 +47,85 @@ def main(control_fd: int) -> None:
             _refuse(control, linux.why(error))
             return
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-        programs: dict[str, CodeType] = {}
-        for message, fds in _messages(control):
-            _start(setup, read_job(message), control, fds, ready, programs)
+        _keep_warm(setup, control, ready)
     with suppress(ChildProcessError):
         os.waitpid(-1, 0)  # with SIGCHLD ignored, this returns when there is no child left
 
 
-def _messages(control: socket.socket) -> Iterator[tuple[bytes, list[int]]]:
-    """Every message, and the descriptors that came with it, until the runtime closes its end."""
-    while True:
-        message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
-        if not message:
-            return
-        yield message, fds
+def _keep_warm(setup: Setup, control: socket.socket, ready: Ready) -> None:
+    """Have slots ready until the runtime has closed its end and every job that it sent is taken.
+
+    A slot's pipe ends, with the path of the program or without, when a job has come; and if the slot has died.
+    """
+    slots, poller = set[int](), select.poll()
+    poller.register(control, 0)  # its end only
+    is_closing = False
+    while not (is_closing and _is_drained(control)):
+        while len(slots) < setup.warm:
+            try:
+                slot = _fork_slot(setup, control, ready)
+            except OSError as error:
+                if not _refuse_one(control, linux.why(error)):
+                    return
+            else:
+                slots.add(slot)
+                poller.register(slot, select.POLLIN)
+        for fd, _ in poller.poll():
+            poller.unregister(fd)
+            if fd in slots:
+                slots.remove(fd)
+                _learn(setup, ready, os.read(fd, _MAX_PATH).decode())
+                os.close(fd)
+            else:
+                is_closing = True
+
+
+def _fork_slot(setup: Setup, control: socket.socket, ready: Ready) -> int:
+    """One more slot: the end of its pipe."""
+    reading, writing = os.pipe()
+    try:
+        if linux.fork(_NAMESPACES if setup.namespaces else 0) == 0:
+            supervisor.run(setup, ready, control, writing)
+    except OSError:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    return reading
+
+
+def _learn(setup: Setup, ready: Ready, path: str) -> None:
+    """Compile the program of a call for those to come."""
+    if path and path not in ready.programs:
+        with suppress(OSError, SyntaxError, ValueError):  # the call itself finds out
+            code = compiled(setup, path)
+            if code is not None:
+                ready.programs[path] = code
+
+
+def _is_drained(control: socket.socket) -> bool:
+    """True if the runtime has closed its end and no job is left."""
+    with suppress(BlockingIOError):
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return False
 
 
 def _refuse(control: socket.socket, why: str) -> None:
     """Tell every job that it cannot run."""
-    for _, fds in _messages(control):
-        with socket.socket(fileno=fds[0]) as call, suppress(OSError):
-            call.send(json.dumps({"infra": why}).encode())
-        for fd in fds[1:]:
-            os.close(fd)
+    while _refuse_one(control, why):
+        pass
+
+
+def _refuse_one(control: socket.socket, why: str) -> bool:
+    """Tell the next job that it cannot run; False if there will be none."""
+    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
+    if not message:
+        return False
+    with socket.socket(fileno=fds[0]) as call, suppress(OSError):
+        call.send(json.dumps({"infra": why}).encode())
+    for fd in fds[1:]:
+        os.close(fd)
+    return True
 
 
 def _prepare(setup: Setup) -> Ready:
@@ -87,9 +144,11 @@ def _prepare(setup: Setup) -> Ready:
     sys.path += setup.paths
     for name in (*STANDARD, *setup.imports):
         importlib.import_module(name)
+    if "numpy" in sys.modules:
+        importlib.import_module("numpy.random")  # it comes at its first use, and payloads reseed it
     gc.freeze()  # what is here is never garbage: a fork's collections leave its pages alone
     compile("ready = 1", "<zygote>", "exec")  # the first one costs a millisecond, which no call should pay
-    return Ready(has_proc, os.getuid(), os.getgid())
+    return Ready(has_proc, os.getuid(), os.getgid(), seccomp.own_program() if setup.seccomp else b"", {})
 
 
 def _isolate(drop_to: int | None) -> None:
@@ -128,40 +187,3 @@ def _is_open(path: str) -> bool:
             return False
         folder = os.path.dirname(folder)
     return True
-
-
-def _start(
-    setup: Setup, job: Job, control: socket.socket, fds: list[int], ready: Ready, programs: dict[str, CodeType]
-) -> None:
-    """Fork into the supervisor of a job. What fails is said on the call's socket."""
-    call = socket.socket(fileno=fds[0])
-    try:
-        code = _compiled(setup, job, programs)
-        pid = linux.clone(_NAMESPACES) if setup.namespaces else os.fork()
-        if pid == 0:
-            control.close()
-            supervisor.run(setup, job, call, fds[1:], code, ready)
-    except OSError as error:
-        with suppress(OSError):
-            call.send(json.dumps({"infra": linux.why(error)}).encode())
-    finally:
-        call.close()
-        for fd in fds[1:]:
-            os.close(fd)
-
-
-def _compiled(setup: Setup, job: Job, programs: dict[str, CodeType]) -> CodeType | None:
-    """The code that a fork can run itself; None if an interpreter has to be started.
-
-    Only programs among what the operator made readable: what a model wrote is never looked at in here.
-    """
-    path = job.program
-    if path is None or not any(path == name or path.startswith(f"{name}/") for name in setup.readable):
-        return None
-    if path not in programs:
-        try:
-            with open(path, "rb") as file:
-                programs[path] = compile(file.read(), path, "exec", dont_inherit=True)
-        except (OSError, SyntaxError, ValueError):
-            return None
-    return programs[path]
