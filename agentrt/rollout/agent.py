@@ -95,7 +95,8 @@ class Agent:
             episode.enter("tools", running.name)
         started = clock.now()
         try:
-            await tool_calls.run_calls(calls, tools, episode.runner, episode.setup.limits.tool_seconds, records)
+            seconds = episode.setup.limits.tool_seconds
+            await tool_calls.run_calls(calls, tools, episode.runner, seconds, records, self._session.progress)
         finally:
             episode.enter("environment")
             episode.timing.tools += clock.now() - started

@@ -5,16 +5,20 @@ the episode goes on; nothing is guessed and the calls beside it still run. A cal
 may have state. A sandbox that fails is no answer: it raises `SandboxFailure`, for the model must not be blamed for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
 
+from agentrt.core import clock
 from agentrt.core.errors import SandboxFailure
 from agentrt.core.records import CallRecord
 from agentrt.env.chat.message import ToolCall
 from agentrt.env.tool import Tool
+from agentrt.rollout.outlook import Outlook
+from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import Terms
 
@@ -27,7 +31,14 @@ class ToolRunner(Protocol):
     """What an episode needs of a sandbox. A context manager; leaving it frees all that its calls used."""
 
     async def call(
-        self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms, queued: bool = True
+        self,
+        argv: Sequence[str],
+        request: Any,
+        *,
+        seconds: float,
+        terms: Terms,
+        queued: bool = True,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> ToolResult:
         """One call. If it is not `queued`, it needs no place among the tools that run: graders have permits of their own."""
 
@@ -55,19 +66,34 @@ def refusal(call: ToolCall, tools: Mapping[str, Tool], turn: int) -> CallRecord 
 
 
 async def run_calls(
-    calls: Sequence[ToolCall], tools: Mapping[str, Tool], runner: ToolRunner, seconds: float, records: list[CallRecord]
+    calls: Sequence[ToolCall],
+    tools: Mapping[str, Tool],
+    runner: ToolRunner,
+    seconds: float,
+    records: list[CallRecord],
+    on_eta: Callable[[float], None],
 ) -> None:
     """Run `calls`, side by side, and put the record of each in its place in `records`.
 
     `records` holds one entry for each call: that of a refused one stays as it is, and so does that of one that is
-    cancelled while it runs. Raises `SandboxFailure`, after all have ended, if one could not be run.
+    cancelled while it runs. `on_eta` is told in how many seconds they will all be done, when they say so. Raises
+    `SandboxFailure`, after all have ended, if one could not be run.
     """
     waiting = [index for index, record in enumerate(records) if record.outcome == CANCELLED]
+    outlook = Outlook(clock.now(), seconds)
+
+    def hear(index: int, progress: Progress) -> None:
+        eta = outlook.hear(index, progress, clock.now())
+        if eta is not None:
+            on_eta(eta)
 
     async def run(index: int) -> None:
         call, tool = calls[index], tools[calls[index].name]
         allowed = min(seconds, tool.terms.limits.wall_seconds or seconds)
-        result = await runner.call(tool.argv, call.arguments, seconds=allowed, terms=tool.terms)
+        result = await runner.call(
+            tool.argv, call.arguments, seconds=allowed, terms=tool.terms, on_progress=partial(hear, index)
+        )
+        outlook.forget(index)
         records[index] = _record(records[index].turn, call, result, allowed)
 
     if len(waiting) == 1:  # the usual case needs no task group

@@ -8,8 +8,10 @@ null instead of either means that what it wrote to standard output is the text.
 Pure: bytes in, values out, memory bounded.
 """
 
+import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -18,12 +20,16 @@ from agentrt.sandbox.capture import decode
 NOT_A_REPLY = 'the tool\'s reply is not one JSON line {"result": ...} or {"error": "..."}'
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """How far a tool says it is."""
+MAX_ETA_SECONDS = 1e7
+_PROGRESS = re.compile(rb'\s*\{\s*"(?:progress|eta_s)"')
 
-    progress: float | None = None
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a tool says it is. A line with any other value in these fields is dropped: it is not worth an error."""
+
+    progress: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     """From 0 to 1."""
-    eta_s: float | None = None
+    eta_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_ETA_SECONDS)] | None = None
     """Seconds to go."""
 
 
@@ -70,16 +76,16 @@ class Reply:
     def _take(self, line: bytes) -> None:
         if not line.strip() or len(self._lines) > 1:
             return
-        if line.lstrip().startswith(b'{"progress"'):
-            try:
-                progress = msgspec.json.decode(line, type=Progress)
-            except msgspec.DecodeError:
-                return
-            if self._on_progress is not None:
-                self._on_progress(progress)
+        if _PROGRESS.match(line):
+            self._hear_progress(line)
             return
         self._overflowed |= len(line) > self._cap
         self._lines.append(line)
+
+    def _hear_progress(self, line: bytes) -> None:
+        if self._on_progress is not None:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError):
+                self._on_progress(msgspec.json.decode(line, type=Progress))
 
 
 def read(line: bytes) -> Said:

@@ -8,6 +8,7 @@ import anyio
 
 from agentrt.core import clock
 from agentrt.env.tool import Tool
+from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
 
@@ -40,7 +41,14 @@ class FakeSandbox:
         self.files = dict(files)
 
     async def call(
-        self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms = DEFAULT_TERMS, queued: bool = True
+        self,
+        argv: Sequence[str],
+        request: Any,
+        *,
+        seconds: float,
+        terms: Terms = DEFAULT_TERMS,
+        queued: bool = True,
+        on_progress: Callable[[Progress], None] | None = None,
     ) -> ToolResult:
         (name,) = argv
         self.calls.append((name, request))

@@ -1,6 +1,6 @@
 """The loop with real processes, and with sandboxes that fail."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import anyio
@@ -11,6 +11,7 @@ from agentrt.core.records import EpisodeRecord
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
 from agentrt.rollout.setup import Setup
+from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
 from agentrt.testing import FakeSandbox, ScriptedEngine, called, fake_tool, said, stage
@@ -92,6 +93,23 @@ async def test_a_sandbox_that_cannot_be_opened() -> None:
     assert record.error is not None
     assert (record.status, record.error.boundary, record.branches) == ("error", "sandbox", [])
     assert "No space left on device" in record.error.message
+
+
+async def test_the_engine_hears_when_a_turns_calls_will_be_done() -> None:
+    class Telling(FakeSandbox):
+        async def call(self, argv: Sequence[str], request: Any, **rest: Any) -> ToolResult:
+            for eta in request["etas"]:
+                rest["on_progress"](Progress(None, eta))
+            return await super().call(argv, request, **rest)
+
+    async def done(arguments: Any) -> str:
+        return "done"
+
+    engine = ScriptedEngine([said(called("f", '{"etas": [7, 8]}')), said(called("f", '{"etas": []}')), said("x")])
+    record = await run_episode(stage(WithTool(), engine, sandbox=Telling({"f": done})), TASK)
+    assert [call.outcome for call in record.calls] == ["ok", "ok"]
+    (eta,) = engine.etas  # the second word came at once
+    assert 6.9 <= eta <= 7.0
 
 
 @pytest.mark.parametrize(

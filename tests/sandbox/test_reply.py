@@ -1,0 +1,58 @@
+"""What a tool says on its reply descriptor, taken apart: whatever it says."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrt.sandbox.reply import Progress, Reply, Said
+
+RESULT = b'{"result": 1}\n'
+
+
+def said(*lines: bytes, cap: int = 1000) -> tuple[Said | None, list[Progress]]:
+    heard: list[Progress] = []
+    reply = Reply(cap, heard.append)
+    for line in lines:
+        reply.feed(line)
+    return reply.said(), heard
+
+
+@pytest.mark.parametrize(
+    ("line", "progress"),
+    [
+        (b'{"progress": 0.4, "eta_s": 3}', Progress(0.4, 3.0)),
+        (b' { "eta_s": 0 }', Progress(None, 0.0)),
+        (b'{"progress": 1, "note": "more"}', Progress(1.0, None)),
+    ],
+)
+def test_progress(line: bytes, progress: Progress) -> None:
+    assert said(line + b"\n", RESULT) == (Said(False, "1"), [progress])
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["NaN", "Infinity", "-1", "-1e-9", "1.5", "1e400", '"0.5"', "[]", "{}", "true", "1e", "'", "9" * 400, "\\u0000"],
+)
+def test_hostile_progress_is_dropped_and_the_result_stands(value: str) -> None:
+    assert said(f'{{"progress": {value}}}\n'.encode(), RESULT) == (Said(False, "1"), [])
+    if value != "1.5":
+        assert said(f'{{"eta_s": {value}}}\n'.encode(), RESULT) == (Said(False, "1"), [])
+
+
+def test_a_flood_of_progress_holds_no_memory() -> None:
+    heard: list[Progress] = []
+    reply = Reply(1000, heard.append)
+    for _ in range(1000):
+        reply.feed(b'{"progress": 0.5}\n' * 10 + b'{"progress": 0.5')
+        reply.feed(b"}\n")
+    assert len(heard) == 11_000
+    assert not reply.has_line
+    reply.feed(RESULT)
+    assert reply.said() == Said(False, "1")
+
+
+@given(st.lists(st.binary(max_size=40)))
+def test_anything_is_an_answer_or_an_error_or_nothing(chunks: list[bytes]) -> None:
+    found, heard = said(*chunks, cap=30)
+    assert found is None or isinstance(found.text, str) or found.text is None
+    assert all(each.progress is None or 0 <= each.progress <= 1 for each in heard)
