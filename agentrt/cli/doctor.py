@@ -24,6 +24,7 @@ EXTRAS = {
     "gguf": ("gguf", "agentrt pull"),
     "gym": ("reasoning-gym", "the environments reasoning_gym:NAME"),
     "hub": ("huggingface_hub", "--model org/name"),
+    "mcp": ("mcp", "tools of MCP servers"),
     "parquet": ("pyarrow", "agentrt export --to parquet"),
 }
 """Each optional part: the package it needs, and what it is for."""

@@ -1,13 +1,14 @@
 """Tools of an MCP server: any program that speaks the Model Context Protocol on its standard input and output.
 
-The server runs in the episode's sandbox, one for all its tools, and lives as long as the episode; the bridge that speaks
-the protocol with it (`agentrt_tools.mcp_bridge`) is in there too, so nothing that a server says is taken apart here.
+The server runs in the episode's sandbox, one for all its tools, and lives as long as the episode. The `mcp` package speaks
+with it, which the extra `mcp` installs.
 """
 
 import os
 import shlex
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import anyio
 import msgspec
 
 from agentrt.core.errors import UsageError
-from agentrt.env.tool import Tool, shipped_folder
+from agentrt.env.tool import Tool
 from agentrt.sandbox.probe import in_thread
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
@@ -39,17 +40,20 @@ def mcp_tools(command: str, limits: ToolLimits = DEFAULT_LIMITS) -> list[Tool]:
     `python` is this interpreter, with the packages installed for it. Arguments that are files may be read by the server.
     There is no network, so a command that installs something first fails. Raises `UsageError` with what went wrong.
     """
+    if find_spec("mcp") is None:
+        raise UsageError("MCP servers need the package mcp: pip install 'agentrt[mcp]'")
     words = shlex.split(command)
     if not words:
         raise UsageError("mcp: is followed by the command that starts the server")
     if words[0] in PYTHONS:
         words[0] = os.path.realpath(sys.executable)
     words = [str(Path(word).resolve()) if os.path.exists(word) else word for word in words]
-    packages = [*dict.fromkeys(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))]
-    bridge = shipped_folder() / "mcp_bridge.py"
-    argv = (os.path.realpath(sys.executable), "-I", "-S", str(bridge), ":".join(packages), *words)
     files = [word for word in words if os.path.isfile(word)]
-    terms = Terms(protocol="worker", limits=limits, readable=(str(bridge.parent), *packages, *files))
+    packages = [*dict.fromkeys(sysconfig.get_paths()[name] for name in ("purelib", "platlib"))]
+    argv = tuple(words)
+    terms = Terms(
+        protocol="mcp", limits=limits, readable=(*packages, *files), environment={"PYTHONPATH": ":".join(packages)}
+    )
 
     async def ask() -> ToolResult:
         with Sandbox(anyio.CapacityLimiter(1)) as sandbox:

@@ -19,7 +19,7 @@ import msgspec
 from agentrt.core.errors import UsageError
 from agentrt.core.spec import convert, load_toml, nearest
 from agentrt.sandbox.level import Level
-from agentrt.sandbox.terms import DEFAULT_TERMS, Protocol, Terms, ToolLimits
+from agentrt.sandbox.terms import DEFAULT_TERMS, Terms, ToolLimits
 
 MCP = "mcp:"
 SHIPPED = "agentrt_tools"
@@ -53,11 +53,13 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     parameters: dict[str, Any]
     program: str | None = None
     """Without it, the manifest's own name with `.py`. What is no `.py` must be executable."""
-    protocol: Protocol = "oneshot"
+    protocol: Literal["oneshot", "worker"] = "oneshot"
     limits: ToolLimits = ToolLimits()
     imports: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     """Beyond the program itself; relative paths are from the manifest's folder."""
+    environment: dict[str, str] = {}
+    """Variables beyond `PATH`, `HOME`, `LANG`, `TERM`, `TMPDIR`; for all to read, so no place for secrets."""
     min_isolation: Literal["L1", "L2", "L3"] = "L2"
 
 
@@ -117,7 +119,7 @@ def _load(path: Path) -> Tool:
     terms = Terms(
         protocol=manifest.protocol, limits=manifest.limits, imports=manifest.imports,
         readable=(str(own), *(str(folder / path) for path in manifest.readable)),
-        min_isolation=Level[manifest.min_isolation],
+        environment=manifest.environment, min_isolation=Level[manifest.min_isolation],
     )  # fmt: skip
     return Tool(
         name=manifest.name, description=manifest.description, parameters=manifest.parameters, argv=argv, terms=terms

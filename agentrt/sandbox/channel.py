@@ -4,8 +4,8 @@
 * the answer is one JSON line, `{"result": ...}` or `{"error": "..."}`, on the descriptor in AGENTRT_REPLY_FD, after any
   number of `{"progress": ..., "eta_s": ...}` lines; without an answer, standard output is the text result;
 * standard output and error are captured up to a cap and drained beyond it, so no tool blocks on a full pipe;
-* the environment is `PATH`, `HOME` (the episode's folder, also the working directory), `LANG`, `TERM`, `TMPDIR` and
-  `AGENTRT_REPLY_FD`, nothing else;
+* the environment is `PATH`, `HOME` (the episode's folder, also the working directory), `LANG`, `TERM`, `TMPDIR`,
+  `AGENTRT_REPLY_FD` and what the tool's terms name, nothing else;
 * the call ends with its main process, a limit or cancellation; then everything it started is killed.
 """
 
@@ -21,7 +21,7 @@ from agentrt.sandbox.inside.job import Job, Limits
 from agentrt.sandbox.process import Process, Status, sealed_file
 from agentrt.sandbox.reply import Progress, Said
 from agentrt.sandbox.result import Outcome, ToolResult
-from agentrt.sandbox.terms import ToolLimits
+from agentrt.sandbox.terms import Terms, ToolLimits
 from agentrt.sandbox.zygote import Zygote
 
 TIMEOUT_EXIT_CODE = 124
@@ -29,10 +29,10 @@ _REPLY_FD = 3
 _LIMITS: dict[str, Outcome] = {"cpu": "cpu", "memory": "memory", "disk": "disk"}
 
 
-def make_job(argv: Sequence[str], folder: str, home: str, temporary: str, limits: ToolLimits) -> Job:
+def make_job(argv: Sequence[str], folder: str, home: str, temporary: str, terms: Terms) -> Job:
     """What the zygote is sent."""
-    mega = 1 << 20
-    environment = {
+    limits, mega = terms.limits, 1 << 20
+    environment = terms.environment | {
         "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": home, "LANG": "C.UTF-8", "TERM": "dumb", "TMPDIR": temporary,
         "AGENTRT_REPLY_FD": str(_REPLY_FD),
     }  # fmt: skip

@@ -18,7 +18,7 @@ from agentrt.sandbox.inside import landlock, seccomp
 from agentrt.sandbox.inside.job import FOLDER, Job
 from agentrt.sandbox.level import Isolation, Layers, Level
 from agentrt.sandbox.remove import remove
-from agentrt.sandbox.terms import ToolLimits
+from agentrt.sandbox.terms import Terms
 from agentrt.sandbox.zygote import FIRST_UID, NUM_UIDS, Kind, Place, Zygote
 
 RECYCLE_AFTER = 10_000
@@ -59,14 +59,14 @@ class Launcher:
         finally:
             remove(folder)
 
-    def job(self, argv: Sequence[str], folder: Path, limits: ToolLimits) -> Job:
+    def job(self, argv: Sequence[str], folder: Path, terms: Terms) -> Job:
         """One call in an episode's folder. This interpreter is known inside by its real name only."""
         argv = [
             os.path.realpath(arg) if place == 0 and arg == sys.executable else arg for place, arg in enumerate(argv)
         ]
         if self.layers.namespaces:
-            return make_job(argv, folder.name, FOLDER, "/tmp", limits)
-        return make_job(argv, folder.name, str(folder), str(folder), limits)
+            return make_job(argv, folder.name, FOLDER, "/tmp", terms)
+        return make_job(argv, folder.name, str(folder), str(folder), terms)
 
     def close(self) -> None:
         """End all zygotes, and calls that still run."""

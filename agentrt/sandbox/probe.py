@@ -26,7 +26,7 @@ from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.launcher import Launcher, layers_of, make_place, sweep
 from agentrt.sandbox.level import Isolation, Layers, Level
 from agentrt.sandbox.result import ToolResult
-from agentrt.sandbox.terms import ToolLimits
+from agentrt.sandbox.terms import Terms, ToolLimits
 from agentrt.sandbox.zygote import Kind, Place, Zygote
 
 CONTROLS = ("write_own", "read_own", "run_child", "socket_pair")
@@ -44,6 +44,7 @@ NEEDED = {
     Level.L1: ("identity",),
 }
 _LIMITS = ToolLimits(processes=8, address_space_mb=1024, cpu_seconds=10)
+_TERMS = Terms(limits=_LIMITS)
 _SECONDS = 20.0
 
 
@@ -135,7 +136,7 @@ async def _canary(launcher: Launcher) -> ToolResult:
     with launcher.folder() as folder, bait(folder) as request:
 
         def start() -> tuple[Zygote, Job]:
-            return launcher.zygote(kind), launcher.job(_ARGV, folder, _LIMITS)
+            return launcher.zygote(kind), launcher.job(_ARGV, folder, _TERMS)
 
         return await channel.call(start, request, seconds=_SECONDS, limits=_LIMITS)
 

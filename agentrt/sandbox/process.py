@@ -48,13 +48,21 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Process:
-    """A context manager; leaving it closes all descriptors. `tear_down` comes before."""
+    """A context manager; leaving it closes all descriptors. `tear_down` comes before.
+
+    Standard output is kept, unless somebody else is to take it.
+    """
 
     def __init__(
-        self, output_bytes: int, reply_bytes: int, on_progress: Callable[[Progress], None] | None = None
+        self,
+        output_bytes: int,
+        reply_bytes: int,
+        on_progress: Callable[[Progress], None] | None = None,
+        take_stdout: Callable[[bytes], None] | None = None,
     ) -> None:
         self.stdout, self.stderr = Capture(output_bytes), Capture(output_bytes)
         self.reply = Reply(reply_bytes, on_progress)
+        self._take_stdout = take_stdout or self._feed_stdout
         self.status: Status | None = None
         """None until the process and everything it started have ended."""
         self.is_there = False
@@ -72,7 +80,7 @@ class Process:
             self._feeds: dict[int, Callable[[bytes], None]] = {}
             """The pipes that have not ended, and what takes their bytes."""
             self._handed = [call.fileno()]
-            for feed in (self._feed_stdout, self._feed_stderr, self.reply.feed):
+            for feed in (self._take_stdout, self._feed_stderr, self.reply.feed):
                 read, write = os.pipe()
                 ours.callback(os.close, read)
                 theirs.callback(os.close, write)

@@ -65,11 +65,11 @@ class Sandbox:
         """
         require(terms, self.isolation, allow_weak=self._allow_weak)
         limits = terms.limits
-        if terms.method:
+        if terms.protocol == "mcp":
             request = {"name": terms.method, "arguments": request}
         seconds = min(seconds, limits.wall_seconds or seconds)
         async with self._permits if queued else nullcontext():
-            if terms.protocol == "worker":
+            if terms.protocol != "oneshot":
                 worker = self._worker(tuple(argv), terms)
                 result = await worker.call(request, seconds=seconds, on_progress=on_progress)
             else:
@@ -79,13 +79,17 @@ class Sandbox:
 
     def _start(self, argv: Sequence[str], terms: Terms) -> tuple[Zygote, Job]:
         zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
-        return zygote, self._launcher.job(argv, self._folder, terms.limits)
+        return zygote, self._launcher.job(argv, self._folder, terms)
 
     def _worker(self, argv: tuple[str, ...], terms: Terms) -> Worker:
         """That of this episode, made at the first call and ended with the episode."""
         if argv not in self._workers:
-            made = Worker(partial(self._start, argv, terms), terms.limits)
-            self._workers[argv] = self._scope.enter_context(made)
+            start, kind = partial(self._start, argv, terms), Worker
+            if terms.protocol == "mcp":
+                from agentrt.sandbox.mcp import McpServer  # here, because few have the package and it takes a second
+
+                kind = McpServer
+            self._workers[argv] = self._scope.enter_context(kind(start, terms.limits))
         return self._workers[argv]
 
     def __enter__(self) -> Self:

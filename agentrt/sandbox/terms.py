@@ -7,7 +7,7 @@ import msgspec
 from agentrt.sandbox.level import Level
 
 MAX_FILES = 1024
-Protocol = Literal["oneshot", "worker"]
+Protocol = Literal["oneshot", "worker", "mcp"]
 
 
 class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -53,11 +53,13 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     protocol: Protocol = "oneshot"
     limits: ToolLimits = ToolLimits()
     method: str = ""
-    """Of a program that is several tools: its name for this one. The request is then `{"name": ..., "arguments": ...}`."""
+    """Of an MCP server: its name for this tool. The request is then `{"name": ..., "arguments": ...}`."""
     imports: tuple[str, ...] = ()
     """Modules that are there already when a call starts. Naming any makes installed packages importable."""
     readable: tuple[str, ...] = ()
     """Files and folders beyond the system's and the interpreter's."""
+    environment: dict[str, str] = {}
+    """Variables beyond those that every tool has."""
     min_isolation: Level = Level.L2
 
 

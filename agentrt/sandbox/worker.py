@@ -2,7 +2,8 @@
 
 The contract is that of `agentrt.sandbox.channel`, but standard input does not end: the next line on it is the next call,
 and the tool's reply ends a call. Calls of one worker take turns. A worker that has ended, by itself, by a limit or with a
-cancelled call, has lost its state; the next call starts another one.
+cancelled call, has lost its state; the next call starts another one. `agentrt.sandbox.mcp` speaks another protocol over
+the same life.
 """
 
 import os
@@ -18,7 +19,7 @@ from agentrt.core import clock
 from agentrt.sandbox.channel import answered, result
 from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.process import Process
-from agentrt.sandbox.reply import Progress
+from agentrt.sandbox.reply import Progress, Said
 from agentrt.sandbox.result import Outcome, ToolResult
 from agentrt.sandbox.terms import ToolLimits
 from agentrt.sandbox.zygote import Zygote
@@ -31,6 +32,10 @@ class Worker:
         self._start, self._limits = start, limits
         self._turn = anyio.Lock()
         self._process: Process | None = None
+        self._refusal = ""
+        """Why the process cannot be used, though it has started."""
+        self._is_broken = False
+        """It runs, and is of no use for another call."""
         self._on_progress: Callable[[Progress], None] | None = None
 
     async def call(
@@ -41,8 +46,12 @@ class Worker:
         async with self._turn:
             self._on_progress = on_progress
             try:
+                if self._process is not None:
+                    self._process.forget()
                 process = self._process or await self._started()
-                process.forget()
+                if process.status is None and self._refusal:
+                    await self._end()
+                    return ToolResult(outcome="infra", text=self._refusal)
                 started = clock.now()
                 with anyio.move_on_after(seconds) as limit:
                     await self._ask(process, request)
@@ -53,16 +62,18 @@ class Worker:
             elapsed = clock.now() - started
             if is_over:
                 await self._end()
-                return result(process, process.reply.said(), is_late=limit.cancelled_caught, seconds=elapsed)
+                return result(process, self._said(process), is_late=limit.cancelled_caught, seconds=elapsed)
             process.drain()
-            said = process.reply.said()
+            said = self._said(process)
+            if self._is_broken:
+                await self._end()
             outcome: Outcome = "tool_error" if said and said.is_error else "ok"
             return answered(process, said, outcome, code=None, seconds=elapsed)
 
     async def _started(self) -> Process:
         with ExitStack() as stack:
             process = stack.enter_context(
-                Process(self._limits.output_bytes, self._limits.reply_bytes, self._hear_progress)
+                Process(self._limits.output_bytes, self._limits.reply_bytes, self._hear_progress, self._take_stdout())
             )
             stdin, self._stdin = os.pipe()
             stack.callback(os.close, self._stdin)
@@ -70,7 +81,25 @@ class Worker:
             self._process, self._scope = process, stack.pop_all()
         zygote, job = self._start()
         await process.start(zygote, job, stdin, self._limits.start_seconds)
+        if process.status is not None:
+            return process
+        with anyio.move_on_after(self._limits.start_seconds) as limit:
+            self._refusal = await self._greet(process)
+        if limit.cancelled_caught:
+            self._refusal = f"it was not ready within {self._limits.start_seconds:g} s"
         return process
+
+    def _take_stdout(self) -> Callable[[bytes], None] | None:
+        """What takes a new process's standard output; None: it is kept, as the text of a call that replies nothing."""
+        return None
+
+    async def _greet(self, process: Process) -> str:
+        """Whatever comes before the first call, not charged to it; why that did not work."""
+        return ""
+
+    def _said(self, process: Process) -> Said | None:
+        """The answer to what was asked."""
+        return process.reply.said()
 
     def _hear_progress(self, progress: Progress) -> None:
         if self._on_progress is not None:

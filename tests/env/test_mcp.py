@@ -22,7 +22,8 @@ for line in sys.stdin:
     if "method" not in message: continue
     number, params = message.get("id"), message.get("params", {})
     if message["method"] == "initialize":
-        say({"id": number, "result": {"protocolVersion": params["protocolVersion"], "capabilities": {}}})
+        say({"id": number, "result": {"protocolVersion": params["protocolVersion"], "capabilities": {},
+            "serverInfo": {"name": "plain", "version": "1"}}})
     elif message["method"] == "tools/list":
         page = params.get("cursor", "count")
         tools = [{"name": page, "inputSchema": {"type": "object"}}]
@@ -33,7 +34,8 @@ for line in sys.stdin:
         say({"id": 98, "method": "roots/list"})
         token = params["_meta"]["progressToken"]
         say({"method": "notifications/progress", "params": {"progressToken": token, "progress": 1, "total": 4}})
-        say({"id": number, "result": {"content": [{"type": "text", "text": str(calls)}, {"type": "image"}]}})
+        image = {"type": "image", "data": "", "mimeType": "image/png"}
+        say({"id": number, "result": {"content": [{"type": "text", "text": str(calls)}, image]}})
     elif params.get("name") == "fail":
         say({"id": number, "error": {"code": -32000, "message": "no"}})
 """
@@ -76,7 +78,9 @@ def test_one_of_several_is_not_the_tool(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("import sys; sys.exit('broken')", "the server has ended"),
-        ("print('hello')", "MCP: "),
+        ("print('hello')", "the server has ended"),
+        ("print('x' * 2_000_000)\nwhile True: pass", "the server's message has more than 1048576 bytes"),
+        ("print('[' * 100_000)", "the server has ended"),
         ("1 / 0", "ZeroDivision"),
     ],
 )
@@ -86,7 +90,6 @@ def test_a_broken_server_is_a_sentence(tmp_path: Path, text: str, words: str) ->
 
 
 def test_a_server_of_the_mcp_package(tmp_path: Path) -> None:
-    pytest.importorskip("mcp.server.mcpserver")
     text = '''
 from mcp.server.mcpserver import MCPServer
 server = MCPServer("adder")
@@ -100,3 +103,34 @@ server.run()
     assert (add.name, add.description, add.parameters["required"]) == ("add", "Add two numbers.", ["a", "b"])
     (result,), _ = run(add, arguments={"a": 2, "b": 3})
     assert (result.outcome, result.text) == ("ok", "5")
+
+
+def test_noise_and_floods_of_a_server_harm_nobody_else(tmp_path: Path) -> None:
+    flood = """
+import threading
+def flood():
+    while True: say({"method": "notifications/progress", "params": {"progressToken": 1, "progress": float("nan")}})
+threading.Thread(target=flood, daemon=True).start()
+print("noise")
+"""
+    count, _ = mcp_tools(server(tmp_path, PLAIN.replace("for line in sys.stdin", flood + "for line in sys.stdin", 1)))
+    results, heard = run(count, count)
+    assert [result.text for result in results] == ["1\n[image]", "2\n[image]"]
+    assert set(heard) <= {Progress(0.25)}
+
+
+def test_a_call_of_a_server_that_hangs_ends_with_its_time(tmp_path: Path) -> None:
+    text = PLAIN.replace(
+        'elif params.get("name") == "fail":', 'elif params.get("name") == "fail": continue\n    elif 0:'
+    )
+    count, fail = mcp_tools(server(tmp_path, text))
+
+    async def main() -> list[ToolResult]:
+        with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+            return [
+                await sandbox.call(each.argv, {}, seconds=seconds, terms=each.terms)
+                for each, seconds in ((count, 20), (fail, 0.3), (count, 20))
+            ]
+
+    results = anyio.run(main)
+    assert [(result.outcome, result.text[:1]) for result in results] == [("ok", "1"), ("timeout", ""), ("ok", "1")]
