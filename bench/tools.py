@@ -24,6 +24,7 @@ from agentrt.core.errors import SandboxFailure
 from agentrt.env.tool import Tool
 from agentrt.sandbox.launcher import Launcher, make_place
 from agentrt.sandbox.level import Level
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.probe import strongest
 from agentrt.sandbox.sandbox import Sandbox
 from agentrt.sandbox.terms import DEFAULT_TERMS
@@ -78,7 +79,7 @@ async def measure(launcher: Launcher, numpy: Tool) -> None:
     """All figures of one level."""
     python, session = tool("python"), tool("repl")
     interpreter = [sys.executable, "-I", "-S", "-c", "pass"]
-    with Sandbox(anyio.CapacityLimiter(IN_FLIGHT), launcher) as sandbox:
+    with Sandbox(Permits(IN_FLIGHT), launcher) as sandbox:
 
         def calling(each: Tool, code: str) -> Call:
             return lambda: sandbox.call(each.argv, {"code": code}, seconds=20, terms=each.terms)

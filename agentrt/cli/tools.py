@@ -12,6 +12,7 @@ from rich.markup import escape
 from agentrt.core.errors import AgentrtError, UsageError
 from agentrt.env import tool as tools
 from agentrt.sandbox.level import Isolation
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.probe import shared
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox, require
@@ -80,7 +81,7 @@ def call(
 
 
 async def _called(found: tools.Tool, request: dict[str, Any], seconds: float) -> ToolResult:
-    with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+    with Sandbox(Permits(1)) as sandbox:
         return await sandbox.call(found.argv, request, seconds=seconds, terms=found.terms)
 
 

@@ -118,6 +118,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """ok, or the reason it gave no result: unknown_tool, malformed, timeout, exit_nonzero, ..."""
     result: str
     seconds: float = 0.0
+    queue_seconds: float = 0.0
+    """It waited for a place among the calls that run; not in `seconds`."""
     truncated: bool = False
     total_bytes: int = 0
     decode_errors: int = 0

@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import anyio
 import msgspec
 
 from agentrt.core.errors import UsageError
 from agentrt.env.tool import Tool
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.probe import in_thread
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
@@ -56,7 +56,7 @@ def mcp_tools(command: str, limits: ToolLimits = DEFAULT_LIMITS) -> list[Tool]:
     )
 
     async def ask() -> ToolResult:
-        with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+        with Sandbox(Permits(1)) as sandbox:
             return await sandbox.call(argv, {"name": "", "arguments": {}}, seconds=START_SECONDS, terms=terms)
 
     result = in_thread(ask)

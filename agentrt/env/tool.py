@@ -60,6 +60,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Beyond the program itself; relative paths are from the manifest's folder."""
     environment: dict[str, str] = {}
     """Variables beyond `PATH`, `HOME`, `LANG`, `TERM`, `TMPDIR`; for all to read, so no place for secrets."""
+    max_concurrency: int | None = None
     min_isolation: Literal["L1", "L2", "L3"] = "L2"
 
 
@@ -119,7 +120,8 @@ def _load(path: Path) -> Tool:
     terms = Terms(
         protocol=manifest.protocol, limits=manifest.limits, imports=manifest.imports,
         readable=(str(own), *(str(folder / path) for path in manifest.readable)),
-        environment=manifest.environment, min_isolation=Level[manifest.min_isolation],
+        environment=manifest.environment, max_concurrency=manifest.max_concurrency,
+        min_isolation=Level[manifest.min_isolation],
     )  # fmt: skip
     return Tool(
         name=manifest.name, description=manifest.description, parameters=manifest.parameters, argv=argv, terms=terms

@@ -115,7 +115,7 @@ def cancelled(call: ToolCall, turn: int) -> CallRecord:
 def _record(turn: int, call: ToolCall, result: ToolResult, seconds: float) -> CallRecord:
     return CallRecord(
         turn=turn, name=call.name, arguments=call.arguments, outcome=result.outcome, result=_shown(result, seconds),
-        seconds=result.seconds, truncated=result.truncated, total_bytes=result.total_bytes,
+        seconds=result.seconds, queue_seconds=result.queue_seconds, truncated=result.truncated, total_bytes=result.total_bytes,
         decode_errors=result.decode_errors, isolation=result.isolation,
     )  # fmt: skip
 
@@ -125,7 +125,7 @@ def _shown(result: ToolResult, seconds: float) -> str:
     match result.outcome:
         case "ok" | "infra":
             return result.text
-        case "tool_error":
+        case "tool_error" | "output":
             return f"error: {result.text}"
         case "timeout":
             end = f"timed out after {seconds:g} s"

@@ -15,6 +15,7 @@ from agentrt.env.environment import Environment
 from agentrt.env.rubric import Rubric
 from agentrt.report.running import RunningEpisode
 from agentrt.rollout.calls import ToolRunner
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.sandbox import Sandbox
 
 CALLS_PER_CORE = 4
@@ -45,7 +46,7 @@ class Setup:
         """The episodes that run now, for displays."""
         self.scoring = anyio.CapacityLimiter(spec.max_scoring)
         """Permits of graders: a stuck one holds up neither episodes nor tools."""
-        permits = anyio.CapacityLimiter(CALLS_PER_CORE * (os.cpu_count() or 1))
+        permits = Permits(CALLS_PER_CORE * (os.cpu_count() or 1))
         self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(
             Sandbox, permits, allow_weak=spec.sandbox.allow_weak
         )

@@ -85,7 +85,7 @@ def result(process: Process, said: Said | None, *, is_late: bool, seconds: float
     status = process.status or Status(infra="the process has not ended")
     if status.infra:
         return ToolResult(outcome="infra", text=status.infra)
-    outcome: Outcome = "tool_error" if said and said.is_error else "ok"
+    outcome: Outcome = said.outcome if said else "ok"
     code = TIMEOUT_EXIT_CODE if is_late else status.code
     if status.why in _LIMITS:
         outcome = _LIMITS[status.why]

@@ -69,7 +69,7 @@ class McpServer(Worker):
     async def _greet(self, process: Process) -> str:
         async def initialize(session: ClientSession) -> Said:
             self._agreed = await session.initialize()
-            return Said(False, None)
+            return Said("ok", None)
 
         await self._converse(process, initialize)
         return "" if self._agreed is not None or self._answer is None else str(self._answer.text)
@@ -78,7 +78,7 @@ class McpServer(Worker):
         name, arguments = request["name"], request["arguments"]
 
         async def call(session: ClientSession) -> Said:
-            return await self._call(session, name, arguments) if name else Said(False, await tools(session))
+            return await self._call(session, name, arguments) if name else Said("ok", await tools(session))
 
         await self._converse(process, call)
 
@@ -95,13 +95,15 @@ class McpServer(Worker):
                     MCPError,
                     RuntimeError,
                 ) as error:  # a refusal, its end, a version that the package does not speak
-                    self._answer = Said(True, str(error) if process.status is None else "the server has ended")
+                    self._answer = Said("tool_error", str(error) if process.status is None else "the server has ended")
                 except ValidationError as error:
-                    self._answer = Said(True, f"the server's answer is not as MCP has it: {error.errors()[0]['msg']}")
+                    self._answer = Said(
+                        "tool_error", f"the server's answer is not as MCP has it: {error.errors()[0]['msg']}"
+                    )
         finally:
             self._is_broken = self._lines.is_too_long
             if self._is_broken:
-                self._answer = Said(True, f"the server's message has more than {self._limits.reply_bytes} bytes")
+                self._answer = Said("output", f"the server's message has more than {self._limits.reply_bytes} bytes")
 
     async def _call(self, session: ClientSession, name: str, arguments: dict[str, Any]) -> Said:
         """Not `session.call_tool`, which checks results against the server's own schema: hostile patterns take for ever."""
@@ -113,7 +115,7 @@ class McpServer(Worker):
         params = mcp_types.CallToolRequestParams(name=name, arguments=arguments)
         request = mcp_types.CallToolRequest(params=params)
         result = await session.send_request(request, mcp_types.CallToolResult, progress_callback=progressed)
-        return Said(bool(result.is_error), "\n".join(map(text_of, result.content)))
+        return Said("tool_error" if result.is_error else "ok", "\n".join(map(text_of, result.content)))
 
     @asynccontextmanager
     async def _session(self, process: Process) -> AsyncIterator[ClientSession]:

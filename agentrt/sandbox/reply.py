@@ -11,7 +11,7 @@ Pure: bytes in, values out, memory bounded.
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -36,7 +36,7 @@ class Progress(msgspec.Struct, frozen=True):
 class Said(NamedTuple):
     """A tool's answer."""
 
-    is_error: bool
+    outcome: Literal["ok", "tool_error", "output"]
     text: str | None
     """None: what the tool wrote to standard output is the text."""
     decode_errors: int = 0
@@ -71,7 +71,9 @@ class Reply:
         self._lines, self._buffer, self._overflowed = [], bytearray(), False
         if not lines and not overflowed:
             return None
-        return Said(True, NOT_A_REPLY) if len(lines) != 1 or overflowed else read(lines[0])
+        if overflowed:
+            return Said("output", f"the tool's reply has more than {self._cap} bytes")
+        return read(lines[0]) if len(lines) == 1 else Said("tool_error", NOT_A_REPLY)
 
     def _take(self, line: bytes) -> None:
         if not line.strip() or len(self._lines) > 1:
@@ -95,6 +97,6 @@ def read(line: bytes) -> Said:
         value = msgspec.json.decode(text, type=dict[str, Any])
         is_error, said = ("error" in value), value["error"] if "error" in value else value["result"]
     except (msgspec.DecodeError, KeyError):
-        return Said(True, NOT_A_REPLY, errors)
+        return Said("tool_error", NOT_A_REPLY, errors)
     text_of = said if said is None or isinstance(said, str) else msgspec.json.encode(said).decode()
-    return Said(is_error, text_of, errors)
+    return Said("tool_error" if is_error else "ok", text_of, errors)

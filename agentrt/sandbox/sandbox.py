@@ -1,7 +1,7 @@
 """`Sandbox`: where one episode's tools run. Owns the episode's folder: made on entering, removed on leaving."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +15,7 @@ from agentrt.sandbox.files import put
 from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Isolation, Level
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.probe import shared
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
@@ -29,9 +30,7 @@ class Sandbox:
     Without a `launcher`, that of this process, at the strongest level that works here.
     """
 
-    def __init__(
-        self, permits: AbstractAsyncContextManager[Any], launcher: Launcher | None = None, *, allow_weak: bool = False
-    ) -> None:
+    def __init__(self, permits: Permits, launcher: Launcher | None = None, *, allow_weak: bool = False) -> None:
         self._permits, self._allow_weak = permits, allow_weak
         self._given_launcher = launcher
 
@@ -61,21 +60,37 @@ class Sandbox:
     ) -> ToolResult:
         """Run one tool call, `seconds` long at most. Raises `UsageError` as `require`.
 
-        A call that is not `queued` takes no permit: its caller bounds such calls itself.
+        A call that is not `queued` takes no permit: its caller bounds such calls itself. One that
+        gets none within `limits.queue_seconds` is infra.
         """
         require(terms, self.isolation, allow_weak=self._allow_weak)
         limits = terms.limits
         if terms.protocol == "mcp":
             request = {"name": terms.method, "arguments": request}
         seconds = min(seconds, limits.wall_seconds or seconds)
-        async with self._permits if queued else nullcontext():
-            if terms.protocol != "oneshot":
-                worker = self._worker(tuple(argv), terms)
-                result = await worker.call(request, seconds=seconds, on_progress=on_progress)
-            else:
-                start = partial(self._start, argv, terms)
-                result = await channel.call(start, request, seconds=seconds, limits=limits, on_progress=on_progress)
-        return msgspec.structs.replace(result, isolation=self.isolation.code)
+        call = partial(self._run, argv, request, seconds=seconds, terms=terms, on_progress=on_progress)
+        waited = 0.0
+        try:
+            async with self._permits.permit(argv, terms) if queued else nullcontext(0.0) as waited:
+                result = await call()
+        except TimeoutError:
+            waited = limits.queue_seconds
+            result = ToolResult(outcome="infra", text=f"there was no place to run it for {waited:g} s")
+        return msgspec.structs.replace(result, isolation=self.isolation.code, queue_seconds=waited)
+
+    async def _run(
+        self,
+        argv: Sequence[str],
+        request: Any,
+        *,
+        seconds: float,
+        terms: Terms,
+        on_progress: Callable[[Progress], None] | None,
+    ) -> ToolResult:
+        if terms.protocol != "oneshot":
+            return await self._worker(tuple(argv), terms).call(request, seconds=seconds, on_progress=on_progress)
+        start = partial(self._start, argv, terms)
+        return await channel.call(start, request, seconds=seconds, limits=terms.limits, on_progress=on_progress)
 
     def _start(self, argv: Sequence[str], terms: Terms) -> tuple[Zygote, Job]:
         zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))

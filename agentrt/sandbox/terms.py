@@ -15,6 +15,8 @@ class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     wall_seconds: float | None = None
     """None: the episode's `limits.tool_seconds`, which is the upper bound in any case."""
+    queue_seconds: float = 600.0
+    """Until other calls leave a place for it. Not charged to `wall_seconds`, and the sandbox's failure, not the tool's."""
     start_seconds: float = 60.0
     """Until the process is there, imports included. Not charged to `wall_seconds`."""
     cpu_seconds: float = 60.0
@@ -60,7 +62,13 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Files and folders beyond the system's and the interpreter's."""
     environment: dict[str, str] = {}
     """Variables beyond those that every tool has."""
+    max_concurrency: int | None = None
+    """Calls at one time, over all episodes of a run."""
     min_isolation: Level = Level.L2
+
+    def __post_init__(self) -> None:
+        if self.max_concurrency is not None and self.max_concurrency < 1:
+            raise ValueError(f"max_concurrency must be at least 1, not {self.max_concurrency}")
 
 
 DEFAULT_TERMS = Terms()

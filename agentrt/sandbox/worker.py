@@ -20,7 +20,7 @@ from agentrt.sandbox.channel import answered, result
 from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.process import Process
 from agentrt.sandbox.reply import Progress, Said
-from agentrt.sandbox.result import Outcome, ToolResult
+from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import ToolLimits
 from agentrt.sandbox.zygote import Zygote
 
@@ -67,8 +67,7 @@ class Worker:
             said = self._said(process)
             if self._is_broken:
                 await self._end()
-            outcome: Outcome = "tool_error" if said and said.is_error else "ok"
-            return answered(process, said, outcome, code=None, seconds=elapsed)
+            return answered(process, said, said.outcome if said else "ok", code=None, seconds=elapsed)
 
     async def _started(self) -> Process:
         with ExitStack() as stack:

@@ -8,6 +8,7 @@ import pytest
 from agentrt import tool
 from agentrt.core.errors import UsageError
 from agentrt.env.tool import Tool
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
 
@@ -24,7 +25,7 @@ def repeat(text: str, times: int = 2, case: Literal["up", "as it is"] = "as it i
 
 def run(called: Tool, arguments: dict[str, Any]) -> ToolResult:
     async def main() -> ToolResult:
-        with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+        with Sandbox(Permits(1)) as sandbox:
             return await sandbox.call(called.argv, arguments, seconds=20, terms=called.terms)
 
     return anyio.run(main)

@@ -9,6 +9,7 @@ from agentrt import tool
 from agentrt.core.errors import UsageError
 from agentrt.env.mcp import mcp_tools
 from agentrt.env.tool import Tool
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
@@ -45,7 +46,7 @@ def run(*calls: Tool, arguments: dict[str, object] | None = None) -> tuple[list[
     heard: list[Progress] = []
 
     async def main() -> list[ToolResult]:
-        with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+        with Sandbox(Permits(1)) as sandbox:
             return [
                 await sandbox.call(each.argv, arguments or {}, seconds=30, terms=each.terms, on_progress=heard.append)
                 for each in calls
@@ -126,7 +127,7 @@ def test_a_call_of_a_server_that_hangs_ends_with_its_time(tmp_path: Path) -> Non
     count, fail = mcp_tools(server(tmp_path, text))
 
     async def main() -> list[ToolResult]:
-        with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+        with Sandbox(Permits(1)) as sandbox:
             return [
                 await sandbox.call(each.argv, {}, seconds=seconds, terms=each.terms)
                 for each, seconds in ((count, 20), (fail, 0.3), (count, 20))

@@ -13,6 +13,7 @@ from agentrt import Task
 from agentrt.core.errors import UsageError
 from agentrt.core.records import EpisodeRecord
 from agentrt.rollout.play import run_episode
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.sandbox import Sandbox
 from agentrt.testing import ScriptedEngine, called, said, stage
 from agentrt_envs.code import CHECKER, HOSTILE, PROBLEMS, Code, canonical, is_right, last_block, task
@@ -26,7 +27,7 @@ def score(answer: str, item: Task = DOUBLE, *before: list[int]) -> EpisodeRecord
 
     async def main() -> EpisodeRecord:
         setup = stage(Code(), ScriptedEngine([*before, said(answer)]))
-        setup.sandboxes = partial(Sandbox, anyio.CapacityLimiter(2))
+        setup.sandboxes = partial(Sandbox, Permits(2))
         return await run_episode(setup, item)
 
     return anyio.run(main)

@@ -11,6 +11,7 @@ from agentrt.core.records import EpisodeRecord
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
 from agentrt.rollout.setup import Setup
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
@@ -33,7 +34,7 @@ class Shipped(Environment):
 
 def with_processes(environment: Environment, *turns: str) -> Setup:
     setup = stage(environment, ScriptedEngine([said(turn) for turn in turns]))
-    permits = anyio.CapacityLimiter(2)
+    permits = Permits(2)
     setup.sandboxes = lambda: Sandbox(permits)
     return setup
 

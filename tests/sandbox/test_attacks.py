@@ -17,6 +17,7 @@ from attacks import CONTROL, OTHERS, program
 
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Level
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.probe import bait
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
@@ -50,7 +51,7 @@ def run(launcher: Launcher, code: str, request: object = None, terms: Terms = TE
     """One call in a sandbox of its own."""
 
     async def call() -> ToolResult:
-        with Sandbox(anyio.CapacityLimiter(1), launcher) as sandbox:
+        with Sandbox(Permits(1), launcher) as sandbox:
             argv = [sys.executable, "-I", "-S", "-c", code]
             return await sandbox.call(argv, request, seconds=seconds, terms=terms)
 

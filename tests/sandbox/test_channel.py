@@ -12,6 +12,7 @@ import pytest
 
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Level
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture
 def sandbox(launcher: Launcher) -> Iterator[Sandbox]:
-    with Sandbox(anyio.CapacityLimiter(4), launcher) as opened:
+    with Sandbox(Permits(4), launcher) as opened:
         yield opened
 
 
@@ -211,7 +212,7 @@ async def test_the_loop_goes_on_while_a_tool_runs(sandbox: Sandbox) -> None:
 
 
 async def test_the_folder_is_private_shared_by_calls_and_removed() -> None:
-    with Sandbox(anyio.CapacityLimiter(1)) as opened:
+    with Sandbox(Permits(1)) as opened:
         folder = opened.folder
         assert folder.stat().st_mode & 0o777 == 0o700
         await shell(opened, "echo kept > here")
@@ -220,7 +221,7 @@ async def test_the_folder_is_private_shared_by_calls_and_removed() -> None:
 
 
 async def test_waiting_for_a_place_is_not_charged(sandbox: Sandbox) -> None:
-    with Sandbox(anyio.CapacityLimiter(1)) as narrow:
+    with Sandbox(Permits(1)) as narrow:
         results: list[ToolResult] = []
 
         async def one() -> None:
@@ -235,9 +236,31 @@ async def test_waiting_for_a_place_is_not_charged(sandbox: Sandbox) -> None:
     assert sum(result.seconds for result in results) <= time.monotonic() - started
 
 
+async def test_no_place_is_infrastructure(sandbox: Sandbox) -> None:
+    terms = Terms(limits=ToolLimits(queue_seconds=0.1))
+    with Sandbox(Permits(1)) as narrow:
+        results: list[ToolResult] = []
+
+        async def one() -> None:
+            results.append(await narrow.call(["/bin/sleep", "0.4"], {}, seconds=5, terms=terms))
+
+        async with anyio.create_task_group() as calls:
+            calls.start_soon(one)
+            calls.start_soon(one)
+    assert [result.outcome for result in results] == ["infra", "ok"]
+    assert (results[0].text, results[0].queue_seconds) == ("there was no place to run it for 0.1 s", 0.1)
+
+
+async def test_a_reply_that_is_too_long_is_a_limit(sandbox: Sandbox) -> None:
+    terms = Terms(limits=ToolLimits(reply_bytes=1000))
+    script = 'printf \'{"result": "%02000d"}\n\' 1 >&3; echo out'
+    result = await sandbox.call(["/bin/sh", "-c", script], {}, seconds=20, terms=terms)
+    assert (result.outcome, result.text) == ("output", "the tool's reply has more than 1000 bytes")
+
+
 def test_no_process_in_virtual_time(virtual_time: tuple[str, dict[str, object]]) -> None:
     async def start() -> None:
-        with pytest.raises(RuntimeError, match="virtual time"), Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+        with pytest.raises(RuntimeError, match="virtual time"), Sandbox(Permits(1)) as sandbox:
             await sandbox.call(["true"], {}, seconds=1)
 
     backend, options = virtual_time

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from agentrt import tool
+from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
 from agentrt_tools.files import FilesError, answer
@@ -17,7 +18,7 @@ def run(*calls: Call, seconds: float = 20) -> list[ToolResult]:
     """The calls of one episode, one after the other."""
 
     async def main() -> list[ToolResult]:
-        with Sandbox(anyio.CapacityLimiter(1)) as sandbox:
+        with Sandbox(Permits(1)) as sandbox:
             found = [tool(name) for name, _ in calls]
             return [
                 await sandbox.call(each.argv, request, seconds=seconds, terms=each.terms)
