@@ -45,7 +45,8 @@ class Agent(Protocol):
         """
 
     def fork(self, name: str) -> "Agent":
-        """A new branch that shares what was said so far, and its KV."""
+        """A new branch that shares what was said so far, and its KV. Its tools get a copy of the files that are there; what
+        a tool holds in memory (a Python session) starts anew."""
 
     def rewrite(self, name: str, *messages: Message) -> "Agent":
         """A new branch that goes on from `messages` in the place of this one's history: compacted, without reasoning.

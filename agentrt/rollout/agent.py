@@ -20,6 +20,7 @@ from agentrt.env.chat.branch import rewrites
 from agentrt.env.chat.message import Message, ToolCall, Turn
 from agentrt.env.chat.offload import rendered
 from agentrt.rollout import calls as tool_calls
+from agentrt.rollout.calls import ToolRunner
 
 if TYPE_CHECKING:
     from agentrt.rollout.episode import Episode
@@ -29,11 +30,14 @@ class Agent:
     """Implements `agentrt.env.environment.Agent`. The episode enters and leaves its session."""
 
     __slots__ = (
-        "_fork", "_is_opened", "_num_samples", "_rewrite", "_session", "_turns", "episode", "last_turn", "messages", "name",
+        "_fork", "_is_opened", "_num_samples", "_rewrite", "_runner", "_session", "_turns", "episode", "last_turn",
+        "messages", "name",
     )  # fmt: skip
 
-    def __init__(self, episode: "Episode", name: str, session: Session, messages: tuple[Message, ...]) -> None:
-        self.episode, self.name, self._session = episode, name, session
+    def __init__(
+        self, episode: "Episode", name: str, session: Session, messages: tuple[Message, ...], runner: ToolRunner
+    ) -> None:
+        self.episode, self.name, self._session, self._runner = episode, name, session, runner
         self.messages: list[Message] = []
         self.last_turn: Turn | None = None
         self._turns: list[TurnRecord] = []
@@ -96,7 +100,7 @@ class Agent:
         started = clock.now()
         try:
             seconds = episode.setup.limits.tool_seconds
-            await tool_calls.run_calls(calls, tools, episode.runner, seconds, records, self._session.progress)
+            await tool_calls.run_calls(calls, tools, self._runner, seconds, records, self._session.progress)
         finally:
             episode.enter("environment")
             episode.timing.tools += clock.now() - started
@@ -108,7 +112,7 @@ class Agent:
 
     def fork(self, name: str) -> "Agent":
         """See `agentrt.env.environment.Agent.fork`."""
-        agent = self.episode.opened(name, self._session.fork(), tuple(self.messages))
+        agent = self.episode.opened(name, self._session.fork(), tuple(self.messages), self._runner.fork())
         agent._fork, agent._is_opened = Fork(self.name, len(self.tokens)), self._is_opened
         agent.last_turn = self.last_turn
         return agent
@@ -120,6 +124,7 @@ class Agent:
         if not reason:
             raise ValueError("these messages continue the branch as it is; give what is new to `sample`")
         agent = self.episode.agent(name, *messages)
+        agent._runner = self._runner
         agent._rewrite = Rewrite(self.name, reason)
         return agent
 

@@ -42,6 +42,9 @@ class ToolRunner(Protocol):
     ) -> ToolResult:
         """One call. If it is not `queued`, it needs no place among the tools that run: graders have permits of their own."""
 
+    def fork(self) -> "ToolRunner":
+        """One whose files start as this one's are now, for a fork of the conversation. The caller enters and leaves it."""
+
     def put(self, files: Mapping[str, str]) -> None:
         """Write texts into the episode's folder, by path, before the first call."""
 

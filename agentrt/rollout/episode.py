@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import SandboxFailure
+from agentrt.core.errors import SandboxFailure, attributed_to
 from agentrt.core.protocol import Completion, Session, SessionHints
 from agentrt.core.records import CallRecord, StopReason
 from agentrt.env.chat.message import Message, Turn
@@ -130,7 +130,7 @@ class Episode:
 
     def agent(self, name: str, *messages: Message) -> Agent:
         """See `agentrt.env.environment.Episode.agent`."""
-        return self.opened(name, self._session(name), messages)
+        return self.opened(name, self._session(name), messages, self.runner)
 
     def finish(self, reward: float | None = None) -> None:
         """See `agentrt.env.environment.Episode.finish`."""
@@ -154,12 +154,15 @@ class Episode:
         if self._is_over:
             raise RuntimeError("the episode is over: a reward or metric reads it and cannot go on with it")
 
-    def opened(self, name: str, session: Session, messages: tuple[Message, ...]) -> Agent:
-        """A new agent over `session`, which this episode enters and leaves."""
+    def opened(self, name: str, session: Session, messages: tuple[Message, ...], runner: ToolRunner) -> Agent:
+        """A new agent over `session`, and `runner` if it is not the episode's; this episode enters and leaves them."""
         self.require_running()
         if name in self._agents:
             raise ValueError(f"the episode has an agent {name!r} already; branches of one episode have different names")
-        agent = Agent(self, name, self._sessions.enter_context(session), messages)
+        if runner is not self.runner:
+            with attributed_to(SandboxFailure, "the sandbox cannot be copied"):
+                self._sessions.enter_context(runner)
+        agent = Agent(self, name, self._sessions.enter_context(session), messages, runner)
         self._agents[name] = agent
         return agent
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
 import msgspec
 
 from agentrt.core.errors import UsageError
 from agentrt.sandbox import channel
+from agentrt.sandbox.copy import copy
 from agentrt.sandbox.files import put
 from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.launcher import Launcher
@@ -33,6 +35,11 @@ class Sandbox:
     def __init__(self, permits: Permits, launcher: Launcher | None = None, *, allow_weak: bool = False) -> None:
         self._permits, self._allow_weak = permits, allow_weak
         self._given_launcher = launcher
+        self._origin: Sandbox | None = None
+        """What this one's folder is still to be copied from."""
+        self._forks: list[Sandbox] = []
+        """Those that are still to get their copy of this one's folder."""
+        self._copying = anyio.Lock()
 
     @property
     def folder(self) -> Path:
@@ -43,6 +50,16 @@ class Sandbox:
     def isolation(self) -> Isolation:
         """What is in force around each call."""
         return self._launcher.isolation
+
+    def fork(self) -> "Sandbox":
+        """A sandbox whose folder starts as a copy of what is in this one now. The caller enters and leaves it, within this
+        one's scope.
+
+        The copy is made, off the loop, before the next call of either. Workers are not copied: theirs is memory.
+        """
+        forked = Sandbox(self._permits, self._launcher, allow_weak=self._allow_weak)
+        forked._origin = self
+        return forked
 
     def put(self, files: Mapping[str, str]) -> None:
         """Write texts into the episode's folder, by path, before the first call. See `agentrt.sandbox.files.put`."""
@@ -72,6 +89,7 @@ class Sandbox:
         waited = 0.0
         try:
             async with self._permits.permit(argv, terms) if queued else nullcontext(0.0) as waited:
+                await self._settle()
                 result = await call()
         except TimeoutError:
             waited = limits.queue_seconds
@@ -91,6 +109,16 @@ class Sandbox:
             return await self._worker(tuple(argv), terms).call(request, seconds=seconds, on_progress=on_progress)
         start = partial(self._start, argv, terms)
         return await channel.call(start, request, seconds=seconds, limits=terms.limits, on_progress=on_progress)
+
+    async def _settle(self) -> None:
+        """Before what is in the folder changes: make the copies that are owed, to this one and of it."""
+        if self._origin is not None:
+            await self._origin._settle()
+        async with self._copying:
+            while self._forks:
+                forked = self._forks.pop()
+                forked._origin = None
+                await anyio.to_thread.run_sync(copy, self._folder, forked.folder)
 
     def _start(self, argv: Sequence[str], terms: Terms) -> tuple[Zygote, Job]:
         zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
@@ -113,11 +141,15 @@ class Sandbox:
         with ExitStack() as stack:
             self._folder = stack.enter_context(self._launcher.folder())
             self._scope = stack.pop_all()
+        if self._origin is not None:
+            self._origin._forks.append(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._origin is not None:
+            self._origin._forks.remove(self)
         self._scope.close()
 
 

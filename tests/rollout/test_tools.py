@@ -8,6 +8,7 @@ import pytest
 
 from agentrt import Environment, Limits, Message, StopReason, Task, reward, tool
 from agentrt.core.records import EpisodeRecord
+from agentrt.env.chat.message import ToolCall
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
 from agentrt.rollout.setup import Setup
@@ -67,6 +68,19 @@ async def test_what_one_episode_stores_another_does_not_see() -> None:
     first, second = await run_episode(storing, TASK), await run_episode(listing, TASK)
     assert first.calls[0].outcome == "ok"
     assert "a" not in second.calls[0].result
+
+
+async def test_a_forked_agent_has_files_of_its_own() -> None:
+    class Forking(Shipped):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await agent.sample()
+            await agent.call(ToolCall("kv", {"op": "set", "key": "a", "value": "x"}))
+            fork = agent.fork("fork")
+            await agent.call(ToolCall("kv", {"op": "set", "key": "b", "value": "x"}))
+            await fork.call(ToolCall("kv", {"op": "list"}))
+
+    record = await run_episode(with_processes(Forking(), "go"), TASK)
+    assert [call.result for call in record.calls] == ["ok", "ok", "a"]
 
 
 class WithTool(Shipped):

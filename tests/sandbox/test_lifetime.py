@@ -187,3 +187,18 @@ def test_an_episodes_folder_is_removed_whatever_is_in_it(launcher: Launcher) -> 
     anyio.run(main)
     assert os.listdir(launcher.place.episodes) == []
     assert Path("/usr").exists()
+
+
+def test_a_fork_starts_with_a_copy_and_goes_its_own_way(launcher: Launcher) -> None:
+    async def main() -> None:
+        with Sandbox(Permits(4), launcher) as first:
+            await shell(first, "mkdir in; echo old > in/a; chmod 640 in/a")
+            with first.fork() as second, second.fork() as third, first.fork() as unused:
+                await shell(first, "echo new > in/a; touch b")
+                assert (await shell(third, "stat -c %a in/a; cat in/a; echo own > in/a")).text == "640\nold\n"
+                assert (await shell(second, "cat in/a; ls; echo more > c")).text == "old\nin\n"
+                folders = [each.folder for each in (first, second, third, unused)]
+            assert (await shell(first, "cat in/a; ls")).text == "new\nb\nin\n"
+        assert not any(folder.exists() for folder in folders)
+
+    anyio.run(main)
