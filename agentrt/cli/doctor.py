@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrt.cli.console import results
+from agentrt.cli.isolation import report
 from agentrt.core.errors import AgentrtError
 from agentrt.core.models import PULLABLE, cache_folder, find_model
 from agentrt.core.tokenizer import Tokenizer
@@ -44,12 +45,21 @@ def doctor(
     template: Annotated[
         str | None, typer.Option(help="Explain how the chat template of this model, or model folder, is handled.")
     ] = None,
+    sandbox: Annotated[
+        bool, typer.Option("--sandbox", help="Explain how tools are isolated here, and why so.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
     """Say what this machine gives, and how to get what is missing.
 
-    Examples: [cyan]agentrt doctor[/cyan], [cyan]agentrt doctor --template smollm2-135m[/cyan]
+    Examples: [cyan]agentrt doctor[/cyan], [cyan]agentrt doctor --sandbox[/cyan], [cyan]agentrt doctor --template
+    smollm2-135m[/cyan]
     """
+    if sandbox:
+        from agentrt.sandbox.probe import shared  # here, as it is below
+
+        results().print(report(shared().isolation), markup=False, soft_wrap=True)
+        return
     if template is not None:
         results().print(_explained(template), markup=False, soft_wrap=True)
         return
@@ -122,7 +132,7 @@ def _sandbox() -> Iterator[Finding]:
         return
     yield Finding("sandbox", isolation.line, "; ".join(isolation.fixes))
     for reason in isolation.reasons:
-        yield Finding("", reason)
+        yield Finding("", f"{reason} (more: agentrt doctor --sandbox)")
 
 
 def _kernels() -> Iterator[Finding]:

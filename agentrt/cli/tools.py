@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from agentrt.cli.isolation import report
 from agentrt.core.errors import AgentrtError, UsageError
 from agentrt.env import tool as tools
-from agentrt.sandbox.level import Isolation
 from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.probe import shared
 from agentrt.sandbox.result import ToolResult
@@ -83,12 +83,3 @@ def call(
 async def _called(found: tools.Tool, request: dict[str, Any], seconds: float) -> ToolResult:
     with Sandbox(Permits(1)) as sandbox:
         return await sandbox.call(found.argv, request, seconds=seconds, terms=found.terms)
-
-
-def report(isolation: Isolation) -> str:
-    """What is in force, why it is no more, and what would change that; one thing a line."""
-    lines = [f"isolation  {isolation.line}"]
-    lines += [f"held for   {limit}: {holder}" for limit, holder in isolation.limits.items()]
-    lines += [f"not more   {reason}" for reason in isolation.reasons]
-    lines += [f"fix        {fix}" for fix in isolation.fixes]
-    return "\n".join(lines)

@@ -1,6 +1,7 @@
 """`agentrt doctor`: every line is there, and what is missing comes with how to get it."""
 
 import json
+import re
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -45,3 +46,12 @@ def test_a_template_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "renderer   Sprout" in printed
     assert "«<tool_call>\n" in printed
+
+
+def test_the_sandbox_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    doctor(sandbox=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"isolation  L[23]:mem=", lines[0])
+    assert "tried      files: read_secret, write_outside: enforced" in lines
+    assert any(line.startswith("held for   memory: all processes") for line in lines)
+    assert any(line.startswith("not more   ") for line in lines)

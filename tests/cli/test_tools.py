@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentrt.cli.tools import report
+from agentrt.cli.isolation import report
 from agentrt.sandbox.level import Isolation, Level
+from agentrt.sandbox.probe import DENIED
 
 
 def agentrt(*arguments: str) -> tuple[int, str, str]:
@@ -53,9 +54,13 @@ def test_a_check_says_what_holds(tmp_path: Path) -> None:
 def test_a_report_names_causes_and_fixes() -> None:
     limits = {"wall": "all processes", "memory": "all processes (polled)"}
     isolation = Isolation(
-        level=Level.L2, layers={"files": "enforced"}, limits=limits, reasons=("L3: unshare: no",), fixes=("allow it",)
+        level=Level.L2,
+        layers=dict.fromkeys(DENIED, "enforced"),
+        limits=limits,
+        reasons=("L3: unshare: no",),
+        fixes=("allow it",),
     )
-    assert report(isolation).splitlines()[1:] == [
+    assert report(isolation).splitlines()[2 + len(DENIED) :] == [
         "held for   wall: all processes",
         "held for   memory: all processes (polled)",
         "not more   L3: unshare: no",

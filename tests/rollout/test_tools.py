@@ -1,13 +1,14 @@
 """The loop with real processes, and with sandboxes that fail."""
 
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
 from agentrt import Environment, Limits, Message, StopReason, Task, reward, tool
-from agentrt.core.records import EpisodeRecord
+from agentrt.core.records import EpisodeRecord, encode
 from agentrt.env.chat.message import ToolCall
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
@@ -81,6 +82,18 @@ async def test_a_forked_agent_has_files_of_its_own() -> None:
 
     record = await run_episode(with_processes(Forking(), "go"), TASK)
     assert [call.result for call in record.calls] == ["ok", "ok", "a"]
+
+
+async def test_c17_no_secret_is_in_the_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shell(Shipped):
+        tools = (tool("shell"),)
+
+    monkeypatch.setenv("MY_VENDOR_THING", "s3cr3t")
+    command = called("shell", '{"command": "env; cat /proc/$PPID/environ /proc/1/environ; echo HOME=$HOME"}')
+    record = await run_episode(with_processes(Shell(), command, "done"), TASK)
+    assert "HOME=" in record.calls[0].result
+    assert str(Path.home()) + "\n" not in record.calls[0].result
+    assert b"s3cr3t" not in encode(record)
 
 
 class WithTool(Shipped):

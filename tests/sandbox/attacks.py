@@ -1,8 +1,9 @@
 """The attack matrix: what hostile code tries, as programs. Each prints `through` if it got through.
 
 A program reads its request, a dict `at`, from standard input. `CONTROL` marks those that get through for an ordinary
-process of whoever runs the tests: without that, `stopped` would prove nothing. The others need a kernel, a privilege or
-a limit that may not be there, or would harm the machine.
+process of whoever runs the tests: without that, `stopped` would prove nothing. `CONTROL_AS_ROOT` get through for the root
+of a namespace, as which nobody is harmed. The others need a kernel or a privilege that may not be there, or would harm
+the machine.
 """
 
 _HEAD = """
@@ -71,19 +72,13 @@ finally:
 }
 """Get through when nothing is in the way."""
 
-OTHERS = {
-    "make a file in /usr": "os.rmdir(os.mkdir('/usr/agentrt-test') or '/usr/agentrt-test')",
+CONTROL_AS_ROOT = {
     "enter a user namespace": "checked(libc.unshare(0x10000000))",
     "enter a mount namespace": "checked(libc.unshare(0x20000))",
     "clone into a user namespace": "syscall(56, 220, 0x10000011, 0, 0, 0, 0)",
     "mount": "checked(libc.mount(b'tmpfs', b'/tmp', b'tmpfs', 0, None))",
     "unmount": "checked(libc.umount2(b'/proc', 2))",
     "change root": "os.chroot('.')",
-    "join a namespace": "checked(libc.setns(os.open('/proc/self/ns/uts', 0), 0))",
-    "load a program into the kernel": "os.close(syscall(321, 280, 0, ctypes.create_string_buffer(128), 128))",
-    "open performance counters": "os.close(syscall(298, 241, ctypes.create_string_buffer(128), 0, -1, -1, 0))",
-    "handle page faults": "os.close(syscall(323, 282, 0))",
-    "set the clock": "time.clock_settime(time.CLOCK_REALTIME, time.time())",
     "become root": "os.setuid(0)",
     "set limits higher": """
 import resource
@@ -98,9 +93,22 @@ for fd in range(4, 1024):
 else:
     raise OSError
 """,
+    "fill shared memory": """
+try: open('/dev/shm/big', 'wb').write(b'x' * (16 << 20))
+finally: os.unlink('/dev/shm/big')
+""",
+}
+"""Get through for the root of a user namespace, with namespaces of its own for mounts and processes."""
+
+OTHERS = {
+    "make a file in /usr": "os.rmdir(os.mkdir('/usr/agentrt-test') or '/usr/agentrt-test')",
+    "join a namespace": "checked(libc.setns(os.open('/proc/self/ns/uts', 0), 0))",
+    "load a program into the kernel": "os.close(syscall(321, 280, 0, ctypes.create_string_buffer(128), 128))",
+    "open performance counters": "os.close(syscall(298, 241, ctypes.create_string_buffer(128), 0, -1, -1, 0))",
+    "handle page faults": "os.close(syscall(323, 282, 0))",
+    "set the clock": "time.clock_settime(time.CLOCK_REALTIME, time.time())",
     "allocate 3 GiB": """
 try: bytearray(3 << 30)
 except MemoryError: raise OSError
 """,
-    "fill shared memory": "open('/dev/shm/big', 'wb').write(b'x' * (16 << 20))",
 }

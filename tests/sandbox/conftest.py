@@ -1,10 +1,8 @@
 """Each level of isolation, forced: a test of the sandbox runs at every level that this machine has.
 
-Also lets the tests of this folder import its helper, `attacks`.
+Also lets the tests of this folder import its helpers, `attacks` and `supported`.
 """
 
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from agentrt.core.errors import SandboxFailure
-from agentrt.sandbox.inside import landlock, seccomp
 from agentrt.sandbox.launcher import Launcher, make_place
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.probe import strongest
@@ -27,18 +24,11 @@ def place() -> Place:
     return make_place()
 
 
-def is_supported(level: Level) -> bool:
-    """What others say of this machine: util-linux of namespaces, the kernel of Landlock."""
-    if level is Level.L2:
-        return landlock.abi() >= landlock.SCOPES_ABI and seccomp.is_known()
-    unshare = shutil.which("unshare")
-    argv = [str(unshare), "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"]
-    return unshare is not None and subprocess.run(argv, capture_output=True, timeout=20).returncode == 0
-
-
 @pytest.fixture(scope="session", params=[Level.L3, Level.L2], ids=["L3", "L2"])
 def launcher(request: pytest.FixtureRequest, place: Place) -> Iterator[Launcher]:
     """At one level. One that this machine does not have is skipped, and says why; one that it has must work."""
+    from supported import is_supported  # here, because the line above lets it be found
+
     try:
         made = strongest(place, (request.param,))
     except SandboxFailure as error:

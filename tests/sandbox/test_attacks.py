@@ -13,7 +13,8 @@ from typing import Any
 
 import anyio
 import pytest
-from attacks import CONTROL, OTHERS, program
+from attacks import CONTROL, CONTROL_AS_ROOT, OTHERS, program
+from supported import is_supported
 
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Level
@@ -64,9 +65,9 @@ def within_reach(launcher: Launcher) -> Iterator[dict[str, Any]]:
         yield request
 
 
-@pytest.mark.parametrize("name", [*CONTROL, *OTHERS])
+@pytest.mark.parametrize("name", [*CONTROL, *CONTROL_AS_ROOT, *OTHERS])
 def test_an_attack_is_stopped(launcher: Launcher, within_reach: dict[str, Any], name: str) -> None:
-    result = run(launcher, program((CONTROL | OTHERS)[name]), within_reach)
+    result = run(launcher, program((CONTROL | CONTROL_AS_ROOT | OTHERS)[name]), within_reach)
     assert (result.outcome, result.text) == ("ok", "stopped\n")
 
 
@@ -79,6 +80,19 @@ def test_an_attack_gets_through_where_nothing_is_in_the_way(
         input=json.dumps(within_reach), cwd=tmp_path, text=True, capture_output=True, timeout=20, check=True,
     )  # fmt: skip
     assert done.stdout == "through\n"
+
+
+@pytest.mark.parametrize("name", CONTROL_AS_ROOT)
+def test_an_attack_gets_through_for_the_root_of_a_namespace(tmp_path: Path, name: str) -> None:
+    if not is_supported(Level.L3):
+        pytest.skip("there are no namespaces to be root of")
+    outer = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
+    with open("/dev/null") as left_open:
+        done = subprocess.run(
+            [*outer, sys.executable, "-I", "-S", "-c", program(CONTROL_AS_ROOT[name])], pass_fds=(left_open.fileno(),),
+            input="{}", cwd=tmp_path, text=True, capture_output=True, timeout=20,
+        )  # fmt: skip
+    assert "through" in done.stdout, done.stderr
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a way in of x86-64")
@@ -149,10 +163,14 @@ def test_endless_output_ends_with_the_limit_of_time(launcher: Launcher) -> None:
 
 def test_the_supervisor_cannot_be_ended(launcher: Launcher) -> None:
     code = """
-import os, signal
+import ctypes, os, signal
 for pid in {1, os.getppid()}:
     try: os.kill(pid, signal.SIGKILL)
     except OSError: pass
+    assert ctypes.CDLL(None).ptrace(0x4206, pid, 0, 0) == -1  # PTRACE_SEIZE
+    try: open(f"/proc/{pid}/mem", "rb")
+    except OSError: continue
+    raise AssertionError("its memory is open")
 print("alive")
 """
     result = run(launcher, code)

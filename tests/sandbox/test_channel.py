@@ -19,6 +19,9 @@ from agentrt.sandbox.sandbox import Sandbox
 from agentrt.sandbox.terms import Terms, ToolLimits
 
 pytestmark = pytest.mark.anyio
+SECRETS = (
+    "OPENAI_API_KEY", "DATABASE_URL", "HF_TOKEN", "SLACK_WEBHOOK", "AWS_ACCESS_ID", "SSH_AUTH_SOCK", "MY_VENDOR_THING",
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -110,6 +113,7 @@ async def test_c14_a_call_that_outlives_its_limit_keeps_its_output(sandbox: Sand
 async def test_c14_standard_input_ends(sandbox: Sandbox, argv: list[str]) -> None:
     result = await sandbox.call(argv, 0, seconds=20)
     assert (result.outcome, result.exit_code) == ("ok", 0)
+    assert processes_of(sandbox) == []
 
 
 async def test_children_with_a_session_of_their_own_die_too(sandbox: Sandbox) -> None:
@@ -166,8 +170,10 @@ async def test_c15_bytes_that_are_no_text(sandbox: Sandbox) -> None:
     code = "import sys; sys.stdout.buffer.write(bytes.fromhex('636166E9209620FFFE206F6B0A'))"
     result = await python(sandbox, code)
     assert (result.text, result.decode_errors) == ("caf\ufffd \ufffd \ufffd\ufffd ok\n", 4)
-    cut = await python(sandbox, "print('a' * 65534 + 'é', end='')")
-    assert (len(cut.text), cut.text[-1], cut.truncated, cut.decode_errors) == (65_535, "é", False, 0)
+    terms = Terms(limits=ToolLimits(output_bytes=100_000))
+    argv = [sys.executable, "-I", "-S", "-c", "print('a' * 65_535 + 'é', end='')"]
+    cut = await sandbox.call(argv, {}, seconds=20, terms=terms)  # a read of 65,536 bytes splits the last character
+    assert (len(cut.text), cut.text[-1], cut.truncated, cut.decode_errors) == (65_536, "é", False, 0)
 
 
 async def test_c17_the_parents_environment_is_out_of_reach(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +191,7 @@ async def test_progress_comes_while_a_tool_runs(sandbox: Sandbox) -> None:
 
 
 async def test_c17_the_environment_is_an_allow_list(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("OPENAI_API_KEY", "DATABASE_URL", "HF_TOKEN", "SSH_AUTH_SOCK", "MY_VENDOR_THING"):
+    for name in SECRETS:
         monkeypatch.setenv(name, "s3cr3t")
     result = await sandbox.call(["/usr/bin/env"], {}, seconds=20)
     names = {line.partition("=")[0] for line in result.text.splitlines()}
@@ -195,7 +201,7 @@ async def test_c17_the_environment_is_an_allow_list(sandbox: Sandbox, monkeypatc
     assert "s3cr3t" not in result.text
 
 
-async def test_the_loop_goes_on_while_a_tool_runs(sandbox: Sandbox) -> None:
+async def test_c14_the_loop_goes_on_while_a_tool_runs(sandbox: Sandbox) -> None:
     ticks = 0
 
     async def tick() -> None:
