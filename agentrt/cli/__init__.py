@@ -12,6 +12,7 @@ from agentrt.cli.init import init
 from agentrt.cli.launch import INTERRUPTED
 from agentrt.cli.pull import pull
 from agentrt.cli.run import run
+from agentrt.cli.serve import serve
 from agentrt.cli.tools import app as tools
 from agentrt.core.errors import AgentrtError, UsageError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command()(run)
 app.command("eval")(evaluate)
+app.command()(serve)
 app.command()(describe)
 app.command()(init)
 app.command()(export)

@@ -17,7 +17,7 @@ from agentrt.cli.console import say
 from agentrt.core.errors import AgentrtError
 from agentrt.core.models import find_model
 from agentrt.core.protocol import EngineInfo
-from agentrt.core.spec import RunSpec
+from agentrt.core.spec import EngineSpec, RunSpec
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.env import registry
 from agentrt.env.chat.choose import renderer_for
@@ -64,7 +64,7 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
     model_folder = find_model(spec.model)
     tokenizer = Tokenizer.load(model_folder)
     renderer = renderer_for(model_folder, tokenizer)
-    engine = _engine(model_folder, tokenizer, spec)
+    engine = load_engine(model_folder, tokenizer, spec.model, spec.engine)
     if environment.tools:
         _probe_sandbox(environment, spec)
     folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, engine.info)
@@ -87,11 +87,12 @@ def named_by(environment: str, prefix: str = "") -> Path:
     return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _engine(model_folder: Path, tokenizer: Tokenizer, spec: RunSpec) -> "EngineService":
-    say(f"loading {spec.model} (the first time also compiles kernels, for up to a minute)")
+def load_engine(model_folder: Path, tokenizer: Tokenizer, model: str, spec: EngineSpec) -> "EngineService":
+    """The engine over a model in this process."""
+    say(f"loading {model} (the first time also compiles kernels, for up to a minute)")
     from agentrt.engine.local import local_engine  # here, because it imports torch and numba
 
-    return local_engine(model_folder, tokenizer, spec.engine)
+    return local_engine(model_folder, tokenizer, spec)
 
 
 def _probe_sandbox(environment: Environment, spec: RunSpec) -> None:

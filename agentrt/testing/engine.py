@@ -4,7 +4,7 @@ It keeps the contract of `agentrt.core.protocol`: append-only ids, seeds by turn
 after a cancellation. Time passes only where the script says so, on the loop's clock, so it runs in virtual time.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -48,12 +48,19 @@ class ScriptedEngine:
     LOGPROB = -0.5
 
     def __init__(
-        self, script: Script, *, context_length: int = 4096, vocab_size: int = 512, keep_requests: bool = True
+        self,
+        script: Script,
+        *,
+        context_length: int = 4096,
+        vocab_size: int = 512,
+        keep_requests: bool = True,
+        decode: Callable[[Iterable[int]], str] | None = None,
     ) -> None:
+        """`decode` is needed for stop strings: without it there are none."""
         self.script, self.version = script, 0
         """Every sampled id gets `version`; a test may raise it at any time."""
         self.requests: list[Request] = []
-        self.keep_requests = keep_requests
+        self.keep_requests, self.decode = keep_requests, decode
         self.pauses: list[str] = []
         """The tools that sessions paused for."""
         self.etas: list[float] = []
@@ -126,11 +133,11 @@ class ScriptedSession:
 
     async def _commit(
         self, answer: Answer, params: SamplingParams, max_tokens: int, progress: Callable[[], None]
-    ) -> int | None:
-        """Commit the answer's ids up to the first end id or `max_tokens`; the end id, if it came to one."""
+    ) -> int | str | None:
+        """Commit the answer's ids up to what ends them or `max_tokens`; the end id or stop string, if it came to one."""
         ids = list(answer.token_ids[:max_tokens])
-        end = min((ids.index(one) + 1 for one in params.stop_token_ids if one in ids), default=0)
-        ids = ids[: end or max_tokens]
+        end, matched = min(self._ends(ids, params), default=(len(ids), None))
+        ids = ids[:end]
         logprobs = answer.logprobs[: len(ids)] or [ScriptedEngine.LOGPROB] * len(ids)
         if not answer.seconds:
             await anyio.lowlevel.checkpoint()
@@ -140,7 +147,16 @@ class ScriptedSession:
                 await anyio.sleep(answer.seconds / len(answer.token_ids))
                 self.tokens.commit(token_id, logprob, self._engine.version)
                 progress()
-        return ids[-1] if end else None
+        return matched
+
+    def _ends(self, ids: Sequence[int], params: SamplingParams) -> Iterable[tuple[int, int | str]]:
+        """How many ids there are with each end id or stop string among them."""
+        yield from ((ids.index(one) + 1, one) for one in params.stop_token_ids if one in ids)
+        decode = self._engine.decode
+        if decode is not None:
+            lengths = range(1, len(ids) + 1)
+            for stop in params.stop:
+                yield from ((length, stop) for length in lengths if stop in decode(ids[:length]))
 
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
         await anyio.lowlevel.checkpoint()

@@ -52,4 +52,4 @@ def _call(at: Cursor, schemas: Schemas) -> ToolCall:
     return typed_call(name, pairs, schemas.get(name))
 
 
-CODER = CallFormat("coder", parse_calls, opens=(OPEN,))
+CODER = CallFormat("coder", parse_calls, opens=(OPEN,), closes=CLOSE)

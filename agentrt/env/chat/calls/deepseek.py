@@ -57,4 +57,4 @@ def _call(at: Cursor) -> ToolCall:
     return ToolCall(name, error=f"the arguments are not followed by {END_CALL}")
 
 
-DEEPSEEK = CallFormat("deepseek", parse_calls, opens=(OPEN,))
+DEEPSEEK = CallFormat("deepseek", parse_calls, opens=(OPEN,), closes=END_CALL)

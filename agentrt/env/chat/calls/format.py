@@ -13,13 +13,15 @@ Parsed = tuple[str, tuple[ToolCall, ...]]
 
 
 class CallFormat(NamedTuple):
-    """A format. Two fields say how early text can be shown while a turn is still sampled."""
+    """A format. `opens` and `leads` say how early text can be shown while a turn is still sampled."""
 
     name: str
     parse: Callable[[str, Schemas], Parsed]
     """Reads the whole text after the reasoning. Raises nothing: what cannot be read is a call with an `error`."""
     opens: tuple[str, ...] = ()
     """Markers that begin calls anywhere; the text before the first one is content whatever follows."""
+    closes: str = ""
+    """The marker that ends a call, if one does."""
     leads: tuple[str, ...] = ()
     """What a turn starts with if it may be a call as a whole."""
 

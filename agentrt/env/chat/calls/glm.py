@@ -43,4 +43,4 @@ def _arguments(at: Cursor, name: str, schemas: Schemas) -> ToolCall:
     return typed_call(name, pairs, schemas.get(name))
 
 
-GLM = CallFormat("glm", parse_calls, opens=(OPEN,))
+GLM = CallFormat("glm", parse_calls, opens=(OPEN,), closes=CLOSE)

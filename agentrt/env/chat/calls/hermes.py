@@ -30,4 +30,4 @@ def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
     return calls, min(at + len(CLOSE), len(text))
 
 
-HERMES = CallFormat("hermes", parse_calls, opens=(OPEN,))
+HERMES = CallFormat("hermes", parse_calls, opens=(OPEN,), closes=CLOSE)

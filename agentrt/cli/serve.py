@@ -1,0 +1,140 @@
+"""`agentrt serve`: a model behind OpenAI's API, which records what its clients do in sessions."""
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import anyio
+import typer
+
+from agentrt.cli.console import say
+from agentrt.cli.launch import SWITCH_SECONDS, load_engine
+from agentrt.core import seeds
+from agentrt.core.errors import UsageError
+from agentrt.core.models import find_model
+from agentrt.core.protocol import Engine
+from agentrt.core.records import Appender, EpisodeRecord
+from agentrt.core.spec import EngineSpec, convert, override
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.env.chat.choose import renderer_for
+from agentrt.rollout.sink import TRAJECTORIES
+
+if TYPE_CHECKING:
+    from agentrt.serve.endpoint import Endpoint
+    from agentrt.serve.recording import Recordings
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+MAX_SESSIONS = 4096
+TIDY_SECONDS = 60.0
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="A model's name, its folder, or org/name on the hub.")] = "sprout",
+    host: Annotated[
+        str, typer.Option(help="Where to listen; another than this machine alone needs an API key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    api_keys: Annotated[
+        Path | None, typer.Option("--api-keys", help="A file with one API key a line; without it no key is asked for.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder; sessions are appended to its trajectories.jsonl.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the recorded sessions.  \\[default: a fresh one]")] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the engine's spec; repeatable.")
+    ] = None,
+) -> None:
+    """Serve a model to programs that speak OpenAI's API.
+
+    Requests under /sessions/ID/v1, or with the header X-Session-ID, are recorded with their exact tokens.
+
+    Examples:
+
+    [cyan]agentrt serve[/cyan]
+
+    [cyan]agentrt serve smollm2-135m --port 9000 -o outputs/served --set kv_tokens=131072[/cyan]
+    """
+    if host not in LOOPBACK and api_keys is None:
+        raise UsageError(f"--host {host} lets other machines ask; give --api-keys FILE, or keep to 127.0.0.1")
+    spec, keys = convert(override({}, assignments or []), EngineSpec, "--set"), _keys(api_keys)
+    _require_extra()
+    from agentrt.serve.endpoint import Endpoint  # here, because it needs the extra
+
+    folder = find_model(model)
+    tokenizer = Tokenizer.load(folder)
+    renderer = renderer_for(folder, tokenizer)
+    engine = load_engine(folder, tokenizer, model, spec)
+    endpoint = Endpoint(engine, renderer, model=model, room=min(engine.info.context_length, spec.kv_tokens))
+    with ExitStack() as stack:
+        write: Callable[[EpisodeRecord], None] = _forget
+        if output is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            write = stack.enter_context(Appender[EpisodeRecord](output / TRAJECTORIES)).append
+        sys.setswitchinterval(SWITCH_SECONDS)
+        anyio.run(_serve, engine, endpoint, write, seeds.fresh() if seed is None else seed, (host, port), keys)
+
+
+async def _serve(
+    engine: Engine,
+    endpoint: "Endpoint",
+    write: Callable[[EpisodeRecord], None],
+    seed: int,
+    address: tuple[str, int],
+    keys: dict[str, str],
+) -> None:
+    """Until a signal comes."""
+    from agentrt.serve.app import Served
+    from agentrt.serve.recording import Recordings
+    from agentrt.serve.server import listening, serving
+
+    with listening(*address) as sock:
+        async with engine:
+            with Recordings(engine, endpoint.renderer, write, seed=seed, max_sessions=MAX_SESSIONS) as recordings:
+                async with serving(Served(endpoint, recordings, keys).app(), sock):
+                    say(f"{endpoint.model} at http://{address[0]}:{sock.getsockname()[1]}/v1, to end with Ctrl-C")
+                    await _until_signal(recordings)
+
+
+async def _until_signal(recordings: "Recordings") -> None:
+    """Meanwhile sessions that nobody uses are ended."""
+    async with anyio.create_task_group() as group:
+        group.start_soon(_tidy, recordings)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                break
+        group.cancel_scope.cancel()
+
+
+async def _tidy(recordings: "Recordings") -> None:
+    while True:
+        await anyio.sleep(TIDY_SECONDS)
+        recordings.end_idle()
+
+
+def _keys(path: Path | None) -> dict[str, str]:
+    """Each key of a file; all of them open every session."""
+    if path is None:
+        return {}
+    try:
+        lines = path.read_text(encoding="utf-8").split()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    if not lines:
+        raise UsageError(f"{path} holds no key; write one a line")
+    return dict.fromkeys(lines, "")
+
+
+def _require_extra() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UsageError(f"the server needs {error.name}: pip install 'agentrt[serve]'") from None
+
+
+def _forget(record: EpisodeRecord) -> None:
+    """Without a folder, sessions are kept while they are open."""

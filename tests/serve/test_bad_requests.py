@@ -1,0 +1,73 @@
+"""What is refused, in one sentence that names the field; and what operators ask."""
+
+from typing import Any
+
+import httpx
+import pytest
+from standing import standing
+
+from agentrt.serve import app
+from agentrt.testing.engine import ScriptedEngine
+
+pytestmark = pytest.mark.anyio
+ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("chat/completions", {"messages": []}, "messages is empty"),
+        ("chat/completions", ASK | {"temprature": 0}, "unknown field 'temprature'; did you mean 'temperature'?"),
+        ("chat/completions", ASK | {"temperature": -1}, "temperature must be 0 or more, not -1.0"),
+        ("chat/completions", ASK | {"n": 0}, "n must be 1 to 128, not 0"),
+        ("chat/completions", ASK | {"max_tokens": "x"}, "max_tokens: Expected `int | null`, got `str`"),
+        ("chat/completions", ASK | {"max_tokens": 9999}, "do not fit the context"),
+        ("chat/completions", ASK | {"response_format": {"type": "json_object"}}, "only type 'text' is served"),
+        ("chat/completions", ASK | {"tool_choice": "required"}, "there are no tools"),
+        ("chat/completions", {"messages": [{"role": "cat", "content": ""}]}, "messages[0]: Invalid enum value 'cat'"),
+        (
+            "chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "has a part of type 'image_url'; only text is served",
+        ),
+        ("completions", {"prompt": []}, "prompt is empty"),
+        ("completions", {"prompt": ["a", "b"]}, "prompt must be one text, or the ids of one"),
+        ("completions", {"prompt": "a", "echo": True}, "echo is not served"),
+    ],
+)
+async def test_what_is_refused(path: str, body: dict[str, Any], says: str) -> None:
+    async with standing(ScriptedEngine([[1]])) as up, httpx.AsyncClient() as http:
+        reply = await http.post(f"{up.url}/v1/{path}", json=body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert says in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_no_json_a_long_body_and_a_wrong_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "BODY_BYTES", 1000)
+    async with standing(ScriptedEngine([[1]])) as up, httpx.AsyncClient(base_url=up.url) as http:
+        assert (await http.post("/v1/chat/completions", content=b"{")).status_code == 400
+        assert (await http.post("/v1/chat/completions", content=b"x" * 1001)).status_code == 413
+
+        async def parts() -> Any:
+            for _ in range(11):
+                yield b"x" * 100
+
+        assert (await http.post("/v1/chat/completions", content=parts())).status_code == 413
+        assert (await http.post("/sessions/a b/v1/chat/completions", json=ASK)).status_code == 400
+        assert (await http.get("/nothing")).status_code == 404
+
+
+async def test_health_models_and_metrics() -> None:
+    async with standing(ScriptedEngine([[1, 2]])) as up, httpx.AsyncClient(base_url=up.url) as http:
+        assert (await http.get("/health")).json() == {"status": "ok"}
+        [model] = (await http.get("/v1/models")).json()["data"]
+        assert (model["id"], model["agentrt"]["model"], model["agentrt"]["version"]) == ("m", "scripted", 0)
+        await http.post("/v1/chat/completions", json=ASK)
+        await http.post("/v1/chat/completions", json={"messages": []})
+        lines = (await http.get("/metrics")).text.splitlines()
+    assert 'agentrt_requests_total{endpoint="chat",status="200"} 1' in lines
+    assert 'agentrt_requests_total{endpoint="chat",status="400"} 1' in lines
+    assert "agentrt_engine_sessions 0" in lines
+    assert "# TYPE agentrt_engine_steps_total counter" in lines
