@@ -1,6 +1,6 @@
 """Train sprout, the very small chat model that ships with agentrt, from nothing.
 
-    python examples/train_sprout.py                       # tokenizer, 800 steps, weights into agentrt/models/sprout
+    python examples/train_sprout.py                       # tokenizer, 740 steps, weights into agentrt/models/sprout
     python examples/train_sprout.py --steps 40 -o /tmp/s  # a short try elsewhere
     python examples/train_sprout.py --eval                # reward of the shipped weights at temperature 1
 
@@ -93,12 +93,18 @@ def calculator_call(call: ToolCall, task: Task) -> str:
 
 
 def lookup_lesson(rng: random.Random) -> Lesson:
-    """One search for each person on the path, then the town of the last one."""
+    """One search for each person on the path, then the town of the last one.
+
+    The expert first quotes the entry, then acts on the name it said: which relation comes next is one decision, the name
+    beside it another. Without the quote, this model never learned the second.
+    """
     drawn = lookup.riddle(rng)
     task = lookup.make_task("lesson", drawn)
-    calls = [ToolCall("search", {"query": name}) for name in drawn.path]
-    turns = [called(call, lookup_call(call, task)) for call in calls]
-    return Lesson(task, [*turns, (Message("assistant", f"Answer: {drawn.town}"), [])])
+    turns = []
+    for relation, name in zip(("", *drawn.relations), drawn.path, strict=True):
+        call = ToolCall("search", {"query": name})
+        turns.append(called(call, lookup_call(call, task), f"{relation} {name}" if relation else ""))
+    return Lesson(task, [*turns, (Message("assistant", f"town {drawn.town}\nAnswer: {drawn.town}"), [])])
 
 
 def lookup_call(call: ToolCall, task: Task) -> str:
@@ -112,8 +118,8 @@ def lookup_call(call: ToolCall, task: Task) -> str:
         return f"error: {error}"
 
 
-def called(call: ToolCall, result: str) -> tuple[Message, list[Message]]:
-    return Message("assistant", "", calls=(call,)), [Message("tool", result, name=call.name)]
+def called(call: ToolCall, result: str, thought: str = "") -> tuple[Message, list[Message]]:
+    return Message("assistant", thought, calls=(call,)), [Message("tool", result, name=call.name)]
 
 
 COURSES = {
@@ -324,7 +330,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED, help="model folder (default: the shipped one)")
     parser.add_argument("--work", type=Path, default=Path("outputs/train_sprout"), help="folder of the checkpoint")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=740)
     parser.add_argument("--rate", type=float, default=2.5e-3, help="peak learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)

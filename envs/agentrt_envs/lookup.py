@@ -62,10 +62,12 @@ class Person(NamedTuple):
 
 
 class Riddle(NamedTuple):
-    """A question, the people to look up in order (the last one's town is the answer), and the documents."""
+    """A question, the people to look up in order (the last one's town is the answer), how each leads to the next, and
+    the documents."""
 
     question: str
     path: tuple[str, ...]
+    relations: tuple[str, ...]
     town: str
     documents: tuple[str, ...]
 
@@ -74,14 +76,15 @@ def riddle(rng: random.Random) -> Riddle:
     """A riddle drawn from `rng`: two or three people to look up."""
     people = _people(rng)
     person = people[rng.choice(sorted(people))]
-    path, phrase = [person.name], person.name
+    path, relations = [person.name], list[str]()
     for _ in range(rng.randint(1, MAX_RELATIONS)):
         index = rng.choice([index for index, name in enumerate(person.known) if name not in path])
         person = people[person.known[index]]
         path.append(person.name)
-        phrase = f"the {RELATIONS[index]} of {phrase}"
+        relations.append(RELATIONS[index])
+    phrase = "'s ".join((path[0], *relations))
     documents = tuple(people[name].entry for name in sorted(people))
-    return Riddle(f"Where does {phrase} live?", tuple(path), person.town, documents)
+    return Riddle(f"Where does {phrase} live?", tuple(path), tuple(relations), person.town, documents)
 
 
 def hostile_riddle(index: int, rng: random.Random) -> Riddle:

@@ -17,7 +17,7 @@ from agentrt.testing import FakeSandbox, ScriptedEngine, called, said, stage
 from agentrt_envs.lookup import DOCUMENTS, HOSTILE, PEOPLE, Lookup, hostile_riddle, make_task, riddle, task
 from agentrt_tools.search import best
 
-PINNED = "Where does the friend of the friend of Balli live?"
+PINNED = "Where does Balli's friend's friend live?"
 
 
 async def take(split: str, count: int) -> list[Task]:
@@ -103,7 +103,7 @@ async def test_a_cheater_gets_nothing_on_adversarial_tasks(index: int) -> None:
     """It searches once, and then says whatever it saw: names, towns, the lures, all of them, the grader's words."""
     item = task("adversarial", index)
     question = item.messages[1].content
-    start = max(re.findall(r"[A-Z][a-z]+(?= live\?)", question) or [""], key=len)
+    start = re.findall(r"[A-Z][a-z]+(?='s )", question)[0]
     seen = question + search(item, start)
     words = [*dict.fromkeys(re.findall(r"[A-Za-z]+", seen)), "correct", "correct = 1.0", "1.0", question]
     every = re.findall(r"town (\w+)", item.files[DOCUMENTS])
