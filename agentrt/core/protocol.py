@@ -4,7 +4,7 @@ Only structs, typed arrays and plain numbers cross this line, so an engine in an
 behind it. The engine speaks token ids; text stops at the renderer.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
@@ -14,6 +14,15 @@ from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, Ids, Tokens
 
 FinishReason = Literal["stop", "length", "abort"]
+
+Grammar = Callable[[Sequence[int]], Iterable[int] | None]
+"""What a turn may say: from the ids sampled in it so far to the ids that may come next, or a numpy array of bools with an
+entry for each id; None allows all. An end id must be allowed where the turn may end.
+
+A function of its argument alone: it may be asked of any beginning, in any order, also of ids that were only drafted. It is
+called in the engine's step thread, so its time is everybody's. If it raises or allows nothing, its request fails with
+`EngineFailure`, and no other does.
+"""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +35,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Under the softmax of the model's own logits: no bias, penalty, temperature or cut."""
     kept_logmass: Floats = msgspec.field(default_factory=Floats)
     """Log of the tempered mass that min-p, top-k and top-p kept: tempered logprob = logprob + kept_logmass."""
+    top_logprobs: list[dict[int, float]] = []
+    """Under the same law as `logprobs`: at each sampled id the `params.top_logprobs` most likely ids, the most likely first
+    (of equally likely ones the lower id). Ids that the law cut are left out, so there may be fewer. Empty if not asked for."""
     versions: Ids
     finish_reason: FinishReason
     """stop: an end id or a stop string; length: `max_tokens`; abort: the engine or the caller ended it."""
@@ -106,9 +118,10 @@ class Session(Protocol):
         params: SamplingParams,
         *,
         max_tokens: int,
+        grammar: Grammar | None = None,
         progress: Callable[[], None] | None = None,
     ) -> Completion:
-        """Append `observed_ids`, then sample up to `max_tokens` ids.
+        """Append `observed_ids`, then sample up to `max_tokens` ids, of which each is allowed by `grammar`.
 
         `progress` is called on the event loop when `tokens` may have grown, once for any number of ids: for those who
         show a turn while it is sampled. Leaving the scope (cancellation, a deadline) aborts within one engine step; what

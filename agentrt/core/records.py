@@ -88,6 +88,8 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    top_logprobs: list[dict[int, float]] = []
+    """As in `Completion`, of the ids `[start, end)`; empty unless `sampling.top_logprobs` asked for them."""
 
 
 class BranchRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,8 @@ T = TypeVar("T")
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The law that a token is drawn from, and what ends a turn. How many tokens a turn may have is a limit, not a law.
 
-    Applied in this order: bias, penalties, masks, temperature, min-p, top-k, renormalise, top-p, renormalise.
+    Applied in this order: bias, penalties, masks (bad words, end ids before `min_tokens`, what a grammar forbids, ids
+    that the tokenizer does not know), temperature, min-p, top-k, renormalise, top-p, renormalise.
     """
 
     temperature: float = 1.0
@@ -43,10 +44,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Add to the logits of these ids; -inf is spelt -1e9."""
     min_tokens: int = 0
     """No end id may be sampled before this many tokens of the turn."""
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    """Sequences of ids that no turn may hold: the last id of one is masked after the others."""
     stop_token_ids: tuple[int, ...] = ()
     """Ids that end a turn; the renderer adds its family's end-of-turn id."""
     stop: tuple[str, ...] = ()
     """Strings that end a turn; the id that completes one is kept."""
+    top_logprobs: int = 0
+    """Also say the logprobs of this many most likely ids at each sampled one (`Completion.top_logprobs`)."""
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
@@ -64,6 +69,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ValueError(f"sampling.repetition_penalty must be above 0, not {self.repetition_penalty}; 1 means off")
         if self.min_tokens < 0:
             raise ValueError(f"sampling.min_tokens must be 0 or more, not {self.min_tokens}")
+        if self.top_logprobs < 0:
+            raise ValueError(f"sampling.top_logprobs must be 0 or more, not {self.top_logprobs}")
+        if any(not ids for ids in self.bad_words):
+            raise ValueError("sampling.bad_words holds an empty sequence; give the ids of each word")
         if any(not text for text in self.stop):
             raise ValueError("sampling.stop holds an empty string, which would end every turn at once")
 

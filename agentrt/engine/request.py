@@ -30,7 +30,10 @@ def check_request(
         raise RequestError(f"max_tokens is {max_tokens}; it must be 1 or more")
     if params.min_tokens > max_tokens:
         raise RequestError(f"sampling.min_tokens ({params.min_tokens}) is above max_tokens ({max_tokens})")
-    for name, ids in (("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids)):
+    bad_words = [token_id for word in params.bad_words for token_id in word]
+    for name, ids in (
+        ("logit_bias", params.logit_bias), ("stop_token_ids", params.stop_token_ids), ("bad_words", bad_words)
+    ):  # fmt: skip
         for token_id in ids:
             if not 0 <= token_id < bounds.vocab_size:
                 raise RequestError(f"sampling.{name} names id {token_id}; ids are 0 to {bounds.vocab_size - 1}")

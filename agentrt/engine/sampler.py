@@ -1,72 +1,137 @@
 """From the logits of a step to one id for each sequence, under the one law.
 
-The law and the noise are `agentrt_kernels.sample`; here each sequence's parameters and history become its rule.
+The law and the noise are `agentrt_kernels.sample`; here each sequence's parameters and history become its rule. A rule that
+cannot be had, because a grammar fails, and a row that cannot be sampled from end one request and touch no other.
 """
 
-import math
 from collections.abc import Sequence as List
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrt.core.protocol import Grammar
 from agentrt.engine.sequence import Sequence
-from agentrt_kernels.sample.cpu import sample as draw
-from agentrt_kernels.sample.reference import probabilities
+from agentrt_kernels.sample import cpu
 from agentrt_kernels.sample.rules import NO_EDITS, Edits, Rule, Rules
+
+NO_IDS = np.empty(0, dtype=np.int64)
+
+
+class GrammarError(ValueError):
+    """A grammar raised, or what it gave says of no id that it is allowed."""
 
 
 class Drawn(NamedTuple):
-    """One sampled id; -1 if the logits held NaN."""
+    """One sampled id, or why there is none."""
 
     token_id: int
     logprob: float
     raw_logprob: float
     kept_logmass: float
+    top_logprobs: dict[int, float] = {}
+    error: str = ""
 
 
 def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size: int) -> list[Drawn]:
     """Draw an id for each sequence from its row. Only ids below `vocab_size` are drawn."""
+    rules, errors = zip(*(_rule(sequence, vocab_size) for sequence in sequences), strict=True)
     seeds_M = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
     positions_M = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
-    drawn = draw(logits_MV, vocab_size, Rules.of([rule_of(sequence) for sequence in sequences]), seeds_M, positions_M)
-    return [Drawn(*row) for row in zip(*(column.tolist() for column in drawn), strict=True)]
+    columns = cpu.sample(logits_MV, vocab_size, Rules.of(rules), seeds_M, positions_M)
+    drawn = [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    for row, one in enumerate(drawn):
+        if errors[row] or one.token_id < 0:
+            drawn[row] = one._replace(error=errors[row] or _why_none(logits_MV[row, :vocab_size]))
+        elif count := sequences[row].params.top_logprobs:
+            drawn[row] = one._replace(top_logprobs=_most_likely(logits_MV[row], rules[row], count, vocab_size))
+    return drawn
 
 
-def score(logits_V: NDArray[np.float32], sequence: Sequence, vocab_size: int) -> float:
-    """The logprob of the id that a sequence scores next; at temperature 0 the untempered one, as sampling records it."""
-    rule = rule_of(sequence)
-    p_V = probabilities(logits_V, rule._replace(temperature=1.0) if rule.is_greedy else rule, vocab_size)
-    p = float(p_V[sequence.next_scored])
-    return math.log(p) if p > 0 else -math.inf
+def score(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size: int) -> None:
+    """Give each sequence the logprob of the id that it scores next, a row after the other; or say why there is none.
+
+    It is what sampling that id would have recorded: under the law, at temperature 0 under the untempered one, and -inf for
+    an id that the law cuts.
+    """
+    rules, errors, ids = [], [], []
+    for sequence in sequences:  # a rule looks at the history, so each is made before the next id joins it
+        rule, error = _rule(sequence, vocab_size)
+        rules.append(rule)
+        errors.append(error)
+        ids.append(sequence.next_scored())
+    scored = cpu.score(logits_MV, vocab_size, Rules.of(rules), np.array(ids, dtype=np.int64))
+    for row, (sequence, logprob) in enumerate(zip(sequences, scored.logprobs_B.tolist(), strict=True)):
+        if errors[row] or np.isnan(logprob):
+            sequence.error = sequence.error or errors[row] or _why_none(logits_MV[row, :vocab_size])
+        else:
+            sequence.score(logprob)
 
 
-def rule_of(sequence: Sequence) -> Rule:
-    """The law's parameters for the next id of a sequence, its history included."""
+def _most_likely(logits_V: NDArray[np.float32], rule: Rule, count: int, vocab_size: int) -> dict[int, float]:
+    """The `count` most likely ids under the law, with their logprobs; fewer if the law leaves fewer."""
+    count = min(count, vocab_size)
+    scored = cpu.score(logits_V[None], vocab_size, Rules.of([rule]), np.zeros(1, dtype=np.int64), count)
+    pairs = zip(scored.top_ids_BK[0].tolist(), scored.top_logprobs_BK[0].tolist(), strict=True)
+    return {token_id: logprob for token_id, logprob in pairs if token_id >= 0}
+
+
+def _why_none(logits_V: NDArray[np.float32]) -> str:
+    if np.isfinite(logits_V.max()):
+        return "no id may come next: logit_bias, bad_words, min_tokens and the grammar together forbid all"
+    return "the model gave logits that are no numbers (NaN)"
+
+
+def _rule(sequence: Sequence, vocab_size: int) -> tuple[Rule, str]:
+    """The law's parameters for the next id of a sequence, its history included; or why they cannot be had."""
     params = sequence.params
+    try:
+        edits = _edits(sequence, vocab_size)
+    except GrammarError as error:
+        return Rule(), str(error)
     return Rule(
         params.temperature, params.top_k, params.top_p, params.min_p,
-        params.repetition_penalty, params.presence_penalty, params.frequency_penalty, _edits(sequence),
-    )  # fmt: skip
+        params.repetition_penalty, params.presence_penalty, params.frequency_penalty, edits,
+    ), ""  # fmt: skip
 
 
-def _edits(sequence: Sequence) -> Edits:
-    """What applies to single ids: bias, bans (end ids before `min_tokens`) and the counts that penalties need."""
+def _edits(sequence: Sequence, vocab_size: int) -> Edits:
+    """What applies to single ids: bias, masks, and the counts that penalties need."""
     params = sequence.params
-    bias = dict(params.logit_bias)
-    if sequence.num_sampled < params.min_tokens:
-        bias |= dict.fromkeys(params.stop_token_ids, -np.inf)
-    ids = set(bias)
-    if params.presence_penalty or params.frequency_penalty:
-        ids |= sequence.counts.keys()
-    if params.repetition_penalty != 1:
-        ids |= sequence.seen
-    if not ids:
+    bias = params.logit_bias | dict.fromkeys(sequence.forbidden_ids(), -np.inf)
+    counts = sequence.counts if params.presence_penalty or params.frequency_penalty else {}
+    forbidden = NO_IDS if sequence.grammar is None else _forbidden(sequence.grammar, sequence.turn_ids, vocab_size)
+    ids = bias.keys() | counts.keys() | sequence.seen
+    if not ids and not len(forbidden):
         return NO_EDITS
-    order = sorted(ids)
-    return Edits(
-        np.array(order, dtype=np.int64),
-        np.array([bias.get(token_id, 0.0) for token_id in order], dtype=np.float64),
-        np.array([sequence.counts[token_id] for token_id in order], dtype=np.int64),
-        np.array([token_id in sequence.seen for token_id in order], dtype=np.bool_),
-    )
+    ids_E = np.union1d(np.fromiter(ids, np.int64, len(ids)), forbidden)
+    size = len(ids_E)
+    edits = Edits(ids_E, np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.bool_))
+    for array_E, of in (
+        (edits.bias_E, bias),
+        (edits.counts_E, counts),
+        (edits.seen_E, dict.fromkeys(sequence.seen, 1)),
+    ):
+        array_E[np.searchsorted(ids_E, np.fromiter(of, np.int64, len(of)))] = list(of.values())
+    edits.bias_E[np.searchsorted(ids_E, forbidden)] = -np.inf
+    return edits
+
+
+def _forbidden(grammar: Grammar, turn_ids: List[int], vocab_size: int) -> NDArray[np.int64]:
+    """The ids that a grammar does not allow next."""
+    try:
+        allowed = grammar(turn_ids)
+        if allowed is None:
+            return NO_IDS
+        if isinstance(allowed, np.ndarray) and allowed.dtype == np.bool_:
+            mask_V = allowed
+        else:
+            mask_V = np.zeros(vocab_size, dtype=np.bool_)
+            mask_V[np.fromiter(allowed, dtype=np.int64)] = True
+    except Exception as error:  # the caller's code: whatever it raises is its request's failure and nobody else's
+        raise GrammarError(f"the grammar failed after {len(turn_ids)} ids of the turn: {error!r}") from error
+    if mask_V.shape != (vocab_size,):
+        raise GrammarError(f"the grammar gave a mask of shape {mask_V.shape}, and this model has {vocab_size} ids")
+    if not mask_V.any():
+        raise GrammarError(f"the grammar allows no id after {len(turn_ids)} ids of the turn")
+    return np.flatnonzero(~mask_V)

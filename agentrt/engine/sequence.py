@@ -3,9 +3,9 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agentrt.core.protocol import FinishReason
+from agentrt.core.protocol import FinishReason, Grammar
 from agentrt.core.spec import SamplingParams
-from agentrt.core.tokens import Floats, Tokens
+from agentrt.core.tokens import Floats, IntArray, Tokens
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.stopping import StopStrings
 
@@ -21,17 +21,21 @@ class Sequence:
     seed: int = 0
     """Keys the noise of this turn; the position in the sequence is the counter."""
     group: str = ""
+    grammar: Grammar | None = None
     lease: Lease = field(init=False)
     """Given by `EngineCore.submit`."""
     num_scored: int = 0
     """The last ids of `tokens` are scored, this many; nothing is sampled then."""
     context_tokens: int = field(init=False)
     """Ids before the first that this request samples or scores."""
+    num_noted: int = 0
+    """Ids of the turn that are part of its history: all that were sampled, or those whose rows were read for a score."""
     scores: Floats = field(default_factory=Floats)
     raw_logprobs: Floats = field(default_factory=Floats)
     kept_logmass: Floats = field(default_factory=Floats)
+    top_logprobs: list[dict[int, float]] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
-    """How often each id was sampled in this turn, for the presence and frequency penalties."""
+    """How often each id came in this turn, for the presence and frequency penalties."""
     seen: set[int] = field(default_factory=set)
     """Every id of context and turn, for the repetition penalty; kept only if there is one."""
     stop_strings: StopStrings = field(init=False)
@@ -93,18 +97,38 @@ class Sequence:
             self.finish_reason = "length"
 
     @property
+    def turn_ids(self) -> IntArray:
+        """The ids of the turn that are part of its history."""
+        return self.tokens.token_ids[self.context_tokens : self.context_tokens + self.num_noted]
+
+    def forbidden_ids(self) -> set[int]:
+        """Ids that `bad_words` and `min_tokens` do not allow next."""
+        forbidden = set[int]()
+        if self.num_noted < self.params.min_tokens:
+            forbidden.update(self.params.stop_token_ids)
+        if self.params.bad_words:
+            turn_ids = tuple(self.turn_ids)
+            forbidden.update(word[-1] for word in self.params.bad_words if _ends_with(turn_ids, word[:-1]))
+        return forbidden
+
     def next_scored(self) -> int:
-        """The id that is scored next."""
-        return self.tokens.token_ids[self.context_tokens + len(self.scores)]
+        """The id that is scored next; from now on it is part of the history."""
+        token_id = self.tokens.token_ids[self.context_tokens + self.num_noted]
+        self._note(token_id)
+        return token_id
 
     def score(self, logprob: float) -> None:
-        """Note the logprob of `next_scored`."""
-        self._note(self.next_scored)
+        """Take the logprob of the first id that has none."""
         self.scores.append(logprob)
         if len(self.scores) == self.num_scored:
             self.finish_reason = "length"
 
     def _note(self, token_id: int) -> None:
+        self.num_noted += 1
         self.counts[token_id] += 1
         if self.params.repetition_penalty != 1:
             self.seen.add(token_id)
+
+
+def _ends_with(ids: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    return len(end) <= len(ids) and ids[len(ids) - len(end) :] == end

@@ -21,7 +21,7 @@ import anyio.abc
 
 from agentrt.core import clock, seeds
 from agentrt.core.errors import EngineFailure
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, SessionHints
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, Grammar, SessionHints
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, Ids, Tokens
 from agentrt.engine.kv.lease import Lease
@@ -200,6 +200,7 @@ class LocalSession:
         params: SamplingParams,
         *,
         max_tokens: int,
+        grammar: Grammar | None = None,
         progress: Callable[[], None] | None = None,
     ) -> Completion:
         assert self._is_open, "a session is sampled from inside its `with`"
@@ -208,7 +209,7 @@ class LocalSession:
         del observed_ids  # not kept twice while the turn waits
         sequence = EngineSequence(
             tokens=self._tokens, params=params, max_tokens=max_tokens,
-            seed=seeds.derive(self._seed, "turn", self._turns), group=self._hints.group,
+            seed=seeds.derive(self._seed, "turn", self._turns), group=self._hints.group, grammar=grammar,
         )  # fmt: skip
         self._turns += 1
         await self._service.run(self, sequence, progress)
@@ -273,7 +274,7 @@ def _completion(sequence: EngineSequence) -> Completion:
     return Completion(
         token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]),
         versions=Ids(tokens.versions[start:]),
-        raw_logprobs=sequence.raw_logprobs, kept_logmass=sequence.kept_logmass,
+        raw_logprobs=sequence.raw_logprobs, kept_logmass=sequence.kept_logmass, top_logprobs=sequence.top_logprobs,
         finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop, seed=sequence.seed,
         context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0),
         queue_seconds=sequence.started - sequence.arrived, prefill_seconds=first_token - sequence.started,

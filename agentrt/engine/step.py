@@ -181,9 +181,8 @@ class EngineCore:
         """Sample from each row, or score the id after it."""
         sampling = [row for row, sequence in enumerate(readers) if not sequence.num_scored]
         if len(sampling) < len(readers):
-            for logits_V, sequence in zip(logits_MV, readers, strict=True):
-                if sequence.num_scored:
-                    sequence.score(score(logits_V, sequence, self.vocab_size))
+            scoring = [row for row, sequence in enumerate(readers) if sequence.num_scored]
+            score(logits_MV[scoring], [readers[row] for row in scoring], self.vocab_size)
             logits_MV = logits_MV[sampling]
         if sampling:
             self._commit([readers[row] for row in sampling], logits_MV)
@@ -194,12 +193,14 @@ class EngineCore:
             if sequence.num_sampled == 0:
                 sequence.first_token = now
                 self.cache.settle(sequence.lease, sequence.tokens.token_ids)
-            if drawn.token_id < 0:
-                sequence.error = "the model gave logits that are no numbers (NaN)"
+            if drawn.error:
+                sequence.error = drawn.error
                 continue
             text = self.bytes_of(drawn.token_id) if sequence.params.stop else b""
             sequence.raw_logprobs.append(drawn.raw_logprob)
             sequence.kept_logmass.append(drawn.kept_logmass)
+            if drawn.top_logprobs:
+                sequence.top_logprobs.append(drawn.top_logprobs)
             sequence.commit(drawn.token_id, drawn.logprob, self.version, text)
             self._totals.sampled += 1
 

@@ -177,7 +177,7 @@ class Agent:
                 start=start, end=end, seed=completion.seed, finish_reason=completion.finish_reason,
                 matched_stop=completion.matched_stop, cached_tokens=completion.cached_tokens,
                 queue_seconds=completion.queue_seconds, prefill_seconds=completion.prefill_seconds,
-                decode_seconds=completion.decode_seconds,
+                decode_seconds=completion.decode_seconds, top_logprobs=completion.top_logprobs,
             )
         )  # fmt: skip
         setup = self.episode.setup

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from agentrt.core import seeds
 from agentrt.core.errors import RequestError
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, SessionHints
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, Grammar, SessionHints
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, Ids, Tokens
 
@@ -106,6 +106,7 @@ class ScriptedSession:
         params: SamplingParams,
         *,
         max_tokens: int,
+        grammar: Grammar | None = None,
         progress: Callable[[], None] | None = None,
     ) -> Completion:
         engine, tokens = self._engine, self.tokens

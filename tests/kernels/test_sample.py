@@ -181,3 +181,46 @@ def test_draws_follow_the_law() -> None:
     assert observed[5] == 0
     chi_square = float(((observed[:5] - law[:5] * draws) ** 2 / (law[:5] * draws)).sum())
     assert chi_square < 14.86
+
+
+@pytest.mark.parametrize("vocab", [3, 7, 50, 4096])
+def test_scores_on_the_cpu_equal_the_reference(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    for turn in range(30):
+        logits = (rng.normal(size=(8, vocab)) * rng.choice([0.1, 1.0, 4.0])).astype(np.float32)
+        logits = np.round(logits) if turn % 3 == 0 else logits  # many ties
+        rules = Rules.of([random_rule(rng, vocab) for _ in range(8)])
+        ids, count = rng.integers(0, vocab, 8), min(vocab, 5)
+        expected, found = (
+            module.score(logits, vocab - 1, rules, ids % (vocab - 1), count) for module in (reference, cpu)
+        )
+        assert found.top_ids_BK.tolist() == expected.top_ids_BK.tolist()
+        assert found.top_logprobs_BK == pytest.approx(expected.top_logprobs_BK, abs=1e-11)
+        assert found.logprobs_B == pytest.approx(expected.logprobs_B, abs=1e-11, nan_ok=True)
+
+
+@pytest.mark.parametrize("module", [reference, cpu])
+def test_a_score_is_what_sampling_recorded(module: Any) -> None:
+    rng = np.random.default_rng(5)
+    logits, rules = rng.normal(size=(40, 50)).astype(np.float32), Rules.of([random_rule(rng, 50) for _ in range(40)])
+    drawn = module.sample(logits, 50, rules, np.arange(40, dtype=np.uint64), np.zeros(40, dtype=np.int64))
+    assert module.score(logits, 50, rules, drawn.ids_B).logprobs_B == pytest.approx(
+        drawn.logprobs_B, abs=1e-11, nan_ok=True
+    )
+
+
+@pytest.mark.parametrize("module", [reference, cpu])
+def test_the_most_likely_ids_under_the_law(module: Any) -> None:
+    """Tempered, cut and renormalised; at temperature 0 untempered and uncut; the lower id first; -1 where nothing is left."""
+    logits = np.log([[0.10, 0.40, 0.15, 0.05, 0.30], [0.25, 0.25, 0.25, 0.25, 1e-30], [np.nan] * 5] * 2)
+    cut, greedy = Rule(top_k=3, top_p=0.80), Rule(temperature=0.0, top_k=1)
+    rules = Rules.of([cut] * 3 + [greedy] * 3)
+    scored = module.score(logits.astype(np.float32), 5, rules, np.array([1, 3, 0, 0, 3, 0]), 4)
+    assert scored.top_ids_BK.tolist() == [
+        [1, 4, -1, -1], [0, 1, 2, -1], [-1] * 4, [1, 4, 2, 0], [0, 1, 2, 3], [-1] * 4
+    ]  # fmt: skip
+    inf = -np.inf
+    assert scored.top_logprobs_BK[0].round(6).tolist() == [-0.559616, -0.847298, inf, inf]
+    assert scored.top_logprobs_BK[3] == pytest.approx(np.log([0.4, 0.3, 0.15, 0.1]))
+    assert scored.logprobs_B[[1, 3]].round(6).tolist() == [inf, -2.302585]
+    assert np.isnan(scored.logprobs_B[[2, 5]]).all()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agentrt_kernels.compiled import exp64, ordered, reducing, spread
 from agentrt_kernels.sample.reference import SLACK
-from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules
+from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules, Scored
 
 BINS = 1024
 """Eight an octave; weights below 2^-128 share the last one."""
@@ -34,6 +34,17 @@ def sample(
     return drawn
 
 
+def score(
+    logits_BV: NDArray[np.float32], vocab_size: int, rules: Rules, ids_B: NDArray[np.int64], count: int = 0
+) -> Scored:
+    """The logprob that sampling would record for each row's id, and those of the row's `count` most likely ids."""
+    shape = (len(logits_BV), count)
+    scored = Scored(np.full(len(logits_BV), np.nan), np.full(shape, -1), np.full(shape, -np.inf))
+    logits_BV = np.ascontiguousarray(logits_BV)
+    spread(_score, len(logits_BV), 5.0 * logits_BV.size, logits_BV, vocab_size, rules, ids_B, scored)
+    return scored
+
+
 @ordered()
 def _sample(
     begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any
@@ -45,18 +56,12 @@ def _sample(
 @ordered()
 def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any) -> None:
     x_V, w_V = np.empty(logits_V.shape[0], dtype=np.float64), np.empty(logits_V.shape[0], dtype=np.float64)
-    peak = _peak(logits_V)
-    for v in range(x_V.shape[0]):
-        x_V[v] = logits_V[v]
-    total = _exponentials(x_V, peak, 1.0, w_V)
-    raw_peak, raw_total = peak, total
-    if rules.starts[row + 1] > rules.starts[row]:
-        peak = _edit(x_V, rules, row)
-        total = _exponentials(x_V, peak, 1.0, w_V)
+    peak, total, raw_peak, raw_total = _process(logits_V, rules, row, x_V, w_V)
     if not (math.isfinite(peak) and math.isfinite(total)):
         return
     temperature = rules.temperature_B[row]
-    token, mass, kept = _draw(x_V, peak, total, w_V, temperature, rules, row, seed, position)
+    mass, kept = _temper_and_cut(x_V, peak, total, w_V, rules, row)
+    token = _first(x_V, peak) if temperature < GREEDY_BELOW else _race(w_V, seed, position)
     drawn.ids_B[row] = token
     scale = 1.0 if temperature < GREEDY_BELOW else temperature
     drawn.logprobs_B[row] = (x_V[token] - peak) / scale - math.log(kept)
@@ -65,12 +70,65 @@ def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, d
 
 
 @ordered()
-def _draw(
-    x_V: Any, peak: float, total: float, w_V: Any, temperature: float, rules: Any, row: int, seed: Any, position: int
-) -> Any:
-    """The id, the tempered mass of all ids and that of the kept ones, both in units of the most likely id's."""
+def _score(begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, ids_B: Any, scored: Any) -> None:
+    for row in range(begin, end):
+        _score_row(logits_BV[row][:vocab_size], rules, row, ids_B[row], scored)
+
+
+@ordered()
+def _score_row(logits_V: Any, rules: Any, row: int, token: int, scored: Any) -> None:
+    x_V, w_V = np.empty(logits_V.shape[0], dtype=np.float64), np.empty(logits_V.shape[0], dtype=np.float64)
+    peak, total, _, _ = _process(logits_V, rules, row, x_V, w_V)
+    if not (math.isfinite(peak) and math.isfinite(total)):
+        return
+    temperature = rules.temperature_B[row]
+    _, kept = _temper_and_cut(x_V, peak, total, w_V, rules, row)
+    scale = 1.0 if temperature < GREEDY_BELOW else temperature
+    scored.logprobs_B[row] = (x_V[token] - peak) / scale - math.log(kept) if w_V[token] > 0.0 else -math.inf
+    top_K, logprobs_K = scored.top_ids_BK[row], scored.top_logprobs_BK[row]
+    for place in range(_most_likely(w_V, top_K)):
+        logprobs_K[place] = (x_V[top_K[place]] - peak) / scale - math.log(kept)
+
+
+@ordered()
+def _most_likely(w_V: Any, top_K: Any) -> int:
+    """Put the first ids of the ranking, as far as they have a weight, into `top_K`; how many they are."""
+    found = 0
+    for v in range(w_V.shape[0] if top_K.shape[0] > 0 else 0):
+        if w_V[v] == 0.0 or (found == top_K.shape[0] and w_V[v] <= w_V[top_K[found - 1]]):
+            continue
+        place = min(found, top_K.shape[0] - 1)
+        while place > 0 and w_V[v] > w_V[top_K[place - 1]]:
+            top_K[place] = top_K[place - 1]
+            place -= 1
+        top_K[place] = v
+        found = min(found + 1, top_K.shape[0])
+    return found
+
+
+@ordered()
+def _process(logits_V: Any, rules: Any, row: int, x_V: Any, w_V: Any) -> Any:
+    """The logits, edited, in `x_V`, and their weights in `w_V`; largest value and sum of weights, edited and untouched."""
+    peak = _peak(logits_V)
+    for v in range(x_V.shape[0]):
+        x_V[v] = logits_V[v]
+    total = _exponentials(x_V, peak, 1.0, w_V)
+    raw_peak, raw_total = peak, total
+    if rules.starts[row + 1] > rules.starts[row]:
+        peak = _edit(x_V, rules, row)
+        total = _exponentials(x_V, peak, 1.0, w_V)
+    return peak, total, raw_peak, raw_total
+
+
+@ordered()
+def _temper_and_cut(x_V: Any, peak: float, total: float, w_V: Any, rules: Any, row: int) -> Any:
+    """Leave in `w_V` what is sampled from; the mass of all ids and that of the kept ones, the most likely id's being 1.
+
+    A greedy row has its untempered weights, which are those that it records.
+    """
+    temperature = rules.temperature_B[row]
     if temperature < GREEDY_BELOW:
-        return _first(x_V, peak), total, total
+        return total, total
     if temperature != 1.0:
         total = _exponentials(x_V, peak, 1.0 / temperature, w_V)
     kept = total
@@ -80,7 +138,7 @@ def _draw(
         kept = _keep_ranked(w_V, rules.top_k_B[row], math.inf)
     if rules.top_p_B[row] < 1.0:
         kept = _keep_ranked(w_V, w_V.shape[0], kept * rules.top_p_B[row] * (1.0 - SLACK))
-    return _race(w_V, seed, position), total, kept
+    return total, kept
 
 
 @ordered()

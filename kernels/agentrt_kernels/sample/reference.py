@@ -12,12 +12,14 @@ The draw is an exponential race, argmax p_i / E_i with E_i = -log(u_i), lowest i
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt_kernels.sample.rules import Drawn, Rule, Rules
+from agentrt_kernels.sample.rules import Drawn, Rule, Rules, Scored
 
 SLACK = 1e-12
 """Relative: a cut that falls on a boundary must not hang on the last bit of a sum."""
 SAMPLING_STREAM = 0
 """The last word of the noise counter; other uses of the same seed take other streams."""
+
+NO_CUTS = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
 
 Floats = NDArray[np.float64]
 
@@ -95,6 +97,33 @@ def _sample_row(
     if rule.is_greedy:
         return token, np.log(tempered_V[token]), raw_logprob, 0.0
     return token, np.log(p_V[token]), raw_logprob, np.log(tempered_V[kept].sum())
+
+
+def score(
+    logits_BV: NDArray[np.float32], vocab_size: int, rules: Rules, ids_B: NDArray[np.int64], count: int = 0
+) -> Scored:
+    """The logprob that sampling would record for each row's id, and those of the row's `count` most likely ids."""
+    rows = [
+        _score_row(logits_BV[row], vocab_size, rules.row(row), int(ids_B[row]), count) for row in range(len(logits_BV))
+    ]
+    return Scored(
+        np.array([row[0] for row in rows], dtype=np.float64),
+        np.array([row[1] for row in rows], dtype=np.int64).reshape(len(rows), count),
+        np.array([row[2] for row in rows], dtype=np.float64).reshape(len(rows), count),
+    )
+
+
+def _score_row(
+    logits_V: NDArray[np.float32], vocab_size: int, rule: Rule, token: int, count: int
+) -> tuple[float, NDArray[np.int64], Floats]:
+    ids, logprobs = np.full(count, -1), np.full(count, -np.inf)
+    if not np.isfinite(process(logits_V, rule, vocab_size).max()):
+        return np.nan, ids, logprobs
+    p_V = probabilities(logits_V, rule._replace(temperature=1.0, **NO_CUTS) if rule.is_greedy else rule, vocab_size)
+    ranked = [v for v in np.argsort(-p_V, kind="stable")[:count] if p_V[v] > 0]
+    ids[: len(ranked)], logprobs[: len(ranked)] = ranked, np.log(p_V[ranked])
+    with np.errstate(divide="ignore"):
+        return float(np.log(p_V[token])), ids, logprobs
 
 
 def softmax(x_V: Floats) -> Floats:

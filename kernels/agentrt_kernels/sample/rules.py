@@ -114,3 +114,13 @@ class Drawn(NamedTuple):
     """Under the softmax of the untouched logits of the ids below `vocab_size`."""
     kept_logmass_B: NDArray[np.float64]
     """Log of the tempered mass that min-p, top-k and top-p left: tempered logprob = logprob + kept_logmass."""
+
+
+class Scored(NamedTuple):
+    """What the law says of ids that were not drawn now: B rows, of each the K most likely ids."""
+
+    logprobs_B: NDArray[np.float64]
+    """Of the row's id, as `Drawn` has it; -inf if the law cuts it, NaN if the row cannot be sampled from."""
+    top_ids_BK: NDArray[np.int64]
+    """The most likely first, of equally likely ones the lower id; -1 where the law leaves no more."""
+    top_logprobs_BK: NDArray[np.float64]
