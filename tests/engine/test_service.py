@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from agentrt.core import seeds
 from agentrt.core.errors import EngineFailure, RequestError
-from agentrt.core.protocol import EngineInfo
+from agentrt.core.protocol import Completion, EngineInfo
+from agentrt.core.samples import sample_n
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.engine.batch import Batch
 from agentrt.engine.service import EngineService
@@ -226,3 +227,53 @@ async def test_progress_is_told_while_a_turn_is_sampled() -> None:
             await session.sample([1, 2], PARAMS, max_tokens=12, progress=lambda: seen.append(len(session.tokens)))
     assert seen == sorted(seen)
     assert len(set(seen)) > 3, "it was told once, at the end"
+
+
+PROMPT = [index % VOCAB for index in range(41)]
+
+
+def outcome(completion: Completion) -> tuple[object, ...]:
+    return completion.token_ids, completion.logprobs, completion.seed, completion.context_tokens
+
+
+@pytest.mark.parametrize("held", [0, 5])
+@pytest.mark.parametrize("observed", [PROMPT, PROMPT[:1]])
+async def test_c29_n_samples_are_those_of_n_forks(held: int, observed: list[int]) -> None:
+    """C29, B, and row 35: they differ from one another, and the same seed gives the same samples again."""
+    async with service() as engine:
+        with engine.session(seed=7) as one, engine.session(seed=7, salt="apart") as two:
+            for session in (one, two):
+                if held:
+                    await session.sample([1], PARAMS, max_tokens=held)
+            samples = await sample_n(one, observed, PARAMS, n=3, max_tokens=9)
+            with two.fork() as trunk, trunk.fork() as first, trunk.fork() as second, trunk.fork() as third:
+                forks = [await fork.sample(observed, PARAMS, max_tokens=9) for fork in (first, second, third)]
+            assert len(one.tokens) == len(two.tokens)
+        assert [outcome(sample) for sample in samples] == [outcome(fork) for fork in forks]
+        assert len({tuple(sample.token_ids) for sample in samples}) == 3
+        assert engine.statistics().sessions == 0
+
+
+async def test_the_prompt_of_n_samples_is_computed_once() -> None:
+    async with service() as engine:
+        with engine.session(seed=7) as session:
+            samples = await sample_n(session, PROMPT, PARAMS, n=4, max_tokens=6)
+        assert [sample.cached_tokens for sample in samples] == [40] * 4
+        assert engine.statistics().tokens_prefilled == 40 + 4
+
+
+async def test_a_refused_sample_is_one_error() -> None:
+    async with service() as engine:
+        with engine.session() as session:
+            with pytest.raises(RequestError, match="names id 77"):
+                await sample_n(session, PROMPT, SamplingParams(logit_bias={77: 1.0}), n=3, max_tokens=6)
+            assert len(session.tokens) == 0
+
+
+async def test_cancellation_ends_all_samples() -> None:
+    async with service(seconds=0.01) as engine:
+        with engine.session() as session, anyio.move_on_after(0.2) as scope:
+            await sample_n(session, PROMPT, PARAMS, n=3, max_tokens=150)
+        assert scope.cancelled_caught
+        statistics = engine.statistics()
+        assert (statistics.running, statistics.waiting, statistics.sessions) == (0, 0, 0)

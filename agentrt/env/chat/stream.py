@@ -4,9 +4,9 @@ What is shown is only looked at, never acted on: calls are read once, by `finish
 ids arrive, the turn is the same one that `Renderer.parse` gives, and what was shown is how it starts.
 """
 
-import codecs
 from collections.abc import Sequence
 
+from agentrt.core.detokenizer import Detokenizer
 from agentrt.core.protocol import FinishReason
 from agentrt.env.chat.message import Turn
 from agentrt.env.chat.renderer import Family, Shown, ToolDescription
@@ -19,14 +19,13 @@ class TurnStream:
         self._renderer, self._tools = renderer, tools
         self._token_ids: list[int] = []
         self._text = ""
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+        self._detokenizer = Detokenizer(renderer.tokenizer.bytes_of, skip=renderer.stop_token_ids)
         self._shown = Shown("", "")
 
     def feed(self, token_ids: Sequence[int]) -> Shown:
         """Take sampled ids; returns what can be shown in addition to what was."""
-        tokenizer, stops = self._renderer.tokenizer, self._renderer.stop_token_ids
         self._token_ids += token_ids
-        self._text += "".join(self._bytes.decode(tokenizer.bytes_of(one)) for one in token_ids if one not in stops)
+        self._text += self._detokenizer.feed(token_ids)
         before, self._shown = self._shown, self._renderer.visible(self._text)
         return Shown(
             self._shown.reasoning[len(before.reasoning) :], self._shown.content[len(before.content) :]

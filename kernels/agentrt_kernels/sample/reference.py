@@ -19,8 +19,6 @@ SLACK = 1e-12
 SAMPLING_STREAM = 0
 """The last word of the noise counter; other uses of the same seed take other streams."""
 
-NO_CUTS = {"min_p": 0.0, "top_k": 0, "top_p": 1.0}
-
 Floats = NDArray[np.float64]
 
 
@@ -119,11 +117,16 @@ def _score_row(
     ids, logprobs = np.full(count, -1), np.full(count, -np.inf)
     if not np.isfinite(process(logits_V, rule, vocab_size).max()):
         return np.nan, ids, logprobs
-    p_V = probabilities(logits_V, rule._replace(temperature=1.0, **NO_CUTS) if rule.is_greedy else rule, vocab_size)
+    p_V = probabilities(logits_V, _recorded(rule), vocab_size)
     ranked = [v for v in np.argsort(-p_V, kind="stable")[:count] if p_V[v] > 0]
     ids[: len(ranked)], logprobs[: len(ranked)] = ranked, np.log(p_V[ranked])
     with np.errstate(divide="ignore"):
         return float(np.log(p_V[token])), ids, logprobs
+
+
+def _recorded(rule: Rule) -> Rule:
+    """The rule whose logprobs are recorded: a greedy one's are untempered, and no cut plays a part."""
+    return rule._replace(temperature=1.0, min_p=0.0, top_k=0, top_p=1.0) if rule.is_greedy else rule
 
 
 def softmax(x_V: Floats) -> Floats:
