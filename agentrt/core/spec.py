@@ -123,6 +123,8 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Sequences that decode in one step."""
     step_tokens: int = 512
     """Rows in one step: decodes first, the rest for prompt chunks."""
+    debug: bool = False
+    """Whenever nothing runs, account for every page; what is lost or held twice ends the run as a bug."""
 
     def __post_init__(self) -> None:
         for name in ("page_size", "kv_tokens", "max_batch", "step_tokens"):

@@ -6,6 +6,7 @@ the step computes some of the difference; where it computes the last known id, i
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -27,6 +28,13 @@ class Demand(NamedTuple):
     @property
     def missing(self) -> int:
         return self.known - self.computed
+
+
+class Returning(NamedTuple):
+    """A conversation whose tool runs: what will become of it once it is back, and the pages that it holds meanwhile."""
+
+    growth: Growth
+    pages: int
 
 
 class Capacity(NamedTuple):
@@ -73,10 +81,18 @@ class Plan(NamedTuple):
     """Pages that the next in line lacks. Revoke idle leases, if there are any, and plan again."""
     is_stuck: bool = False
     """Those that run lack pages themselves: if nothing is idle, preempt one of them and plan again."""
+    num_expected: int = 0
+    """The first of `returning`, this many, are room that the next in line lacks: not to be revoked for it."""
 
 
-def plan_step(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity) -> Plan:
-    """The chunks of the next step. `running` and `waiting` are in order of arrival; admission keeps that order."""
+def plan_step(
+    running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity, returning: Sequence[Returning] = ()
+) -> Plan:
+    """The chunks of the next step. `running` and `waiting` are in order of rank, and admission keeps it.
+
+    `returning` is in order of return. Those that come back before a newcomer would end are part of its forecast, as if they
+    ran, unless nothing runs beside it: no request waits for a tool alone.
+    """
     decodes = [demand for demand in running if demand.missing == 1]
     left = capacity._replace(
         rows=max(capacity.rows - sum(capacity.cost(demand.computed, 1) for demand in decodes), 1),
@@ -89,16 +105,20 @@ def plan_step(running: Sequence[Demand], waiting: Sequence[Demand], capacity: Ca
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
             chunks.append(Chunk(demand.slot, count))
-    admitted, lacking = _admit(running, waiting, left, capacity)
+    admitted, lacking, num_expected = _admit(running, waiting, left, capacity, returning)
     if running and not chunks and not admitted:
         return Plan([], [], lacking=1, is_stuck=True)
-    return Plan(chunks, admitted, lacking)
+    return Plan(chunks, admitted, lacking, num_expected=num_expected)
 
 
 def _admit(
-    running: Sequence[Demand], waiting: Sequence[Demand], left: Capacity, capacity: Capacity
-) -> tuple[list[Chunk], int]:
-    """Waiting sequences that fit beside what runs, now and by forecast, and the pages that the first left out lacks.
+    running: Sequence[Demand],
+    waiting: Sequence[Demand],
+    left: Capacity,
+    capacity: Capacity,
+    returning: Sequence[Returning],
+) -> tuple[list[Chunk], int, int]:
+    """Waiting sequences that fit beside what runs, now and by forecast, and what the first left out lacks and must respect.
 
     One that does not fit stops the line, so that nobody overtakes it for ever. A new sequence of a group whose prompt is
     being computed waits for it: it will find that prompt in the prefix cache.
@@ -111,9 +131,10 @@ def _admit(
             break
         if demand.group and demand.group in in_prefill and demand.computed == 0:
             continue
-        lacking = _forecast([*together, demand], left.rows, capacity) - capacity.pages
+        expected = _back_before(_growth(demand, left.rows), returning) if together else []
+        lacking = _forecast([*together, demand], expected, left.rows, capacity) - capacity.pages
         if lacking > 0:
-            return admitted, lacking
+            return admitted, lacking, len(expected)
         count = _chunk(demand, left)
         if not count:
             break
@@ -121,13 +142,28 @@ def _admit(
         admitted.append(Chunk(demand.slot, count))
         together.append(demand)
         in_prefill.add(demand.group)
-    return admitted, 0
+    return admitted, 0, 0
 
 
-def _forecast(demands: Sequence[Demand], rows: float, capacity: Capacity) -> int:
-    """The most pages that these will need at one time beyond those in their tables. A prompt takes steps by its length."""
-    growths = [Growth(demand.known, demand.growth, ceil((demand.missing - 1) / rows)) for demand in demands]
-    return peak_pages(growths, capacity.page_size) - sum(demand.pages for demand in demands)
+def _growth(demand: Demand, rows: float) -> Growth:
+    """What will become of a sequence that runs. A prompt takes steps by its length."""
+    return Growth(demand.known, demand.growth, ceil((demand.missing - 1) / rows))
+
+
+def _back_before(newcomer: Growth, returning: Sequence[Returning]) -> list[Returning]:
+    """Those that are back before a newcomer ends, as far as they grow by then."""
+    end = newcomer.delay + newcomer.steps
+    back = takewhile(lambda one: one.growth.delay < end, returning)
+    return [
+        Returning(one.growth._replace(steps=min(one.growth.steps, end - one.growth.delay)), one.pages) for one in back
+    ]
+
+
+def _forecast(demands: Sequence[Demand], expected: Sequence[Returning], rows: float, capacity: Capacity) -> int:
+    """The most pages that these will need at one time beyond those that they hold."""
+    growths = [_growth(demand, rows) for demand in demands] + [one.growth for one in expected]
+    held = sum(demand.pages for demand in demands) + sum(one.pages for one in expected)
+    return peak_pages(growths, capacity.page_size) - held
 
 
 def _pages_more(demand: Demand, count: int, capacity: Capacity) -> int:

@@ -46,11 +46,13 @@ class Sequence:
     matched_stop: int | str | None = None
     error: str = ""
     """Why the engine gave this request up; it is finished then."""
+    rank: float = 0.0
+    """Who came first is served first and preempted last. A turn after a tool call has the rank of the turn before it."""
     arrived: float = 0.0
     started: float = 0.0
     first_token: float = 0.0
     ended: float = 0.0
-    """Seconds of `time.perf_counter`, like the three before; 0 for what did not happen."""
+    """Seconds of `time.perf_counter`, like the three before it; 0 for what did not happen."""
 
     def __post_init__(self) -> None:
         self.context_tokens = len(self.tokens) - self.num_scored

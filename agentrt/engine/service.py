@@ -234,7 +234,8 @@ class LocalSession:
         self._hints = hints
 
     def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
-        """Nothing to decide yet: an idle lease stays until its pages are needed."""
+        assert self._is_open, "a session pauses inside its `with`"
+        self._service.post(lambda: self._service.core.pause(self.lease))
 
     def progress(self, eta_seconds: float) -> None:
         """As for `pause`."""
@@ -260,7 +261,7 @@ class LocalSession:
     ) -> None:
         self._is_open = False
         self._service.num_sessions -= 1
-        self._service.post(lambda: self._service.core.cache.close(self.lease))
+        self._service.post(lambda: self._service.core.close(self.lease))
 
     def _open(self) -> None:
         core = self._service.core

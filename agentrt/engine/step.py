@@ -7,7 +7,8 @@ sequences in flight are owned by this object alone.
 """
 
 import time
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
+from agentrt.engine.conversations import Conversations
 from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
@@ -69,6 +71,7 @@ class EngineCore:
         self.running: list[Sequence] = []
         self._totals = _Totals()
         self._lengths = Lengths()
+        self._conversations = Conversations()
 
     @property
     def is_idle(self) -> bool:
@@ -88,7 +91,17 @@ class EngineCore:
     def submit(self, sequence: Sequence, lease: Lease) -> None:
         """Queue a request. The service has checked that it can be served."""
         sequence.lease, sequence.arrived = lease, time.perf_counter()
-        self.waiting.append(sequence)
+        self._conversations.come(sequence, sequence.arrived, self._totals.steps)
+        self._queue(sequence)
+
+    def pause(self, lease: Lease) -> None:
+        """A tool runs for this session; its next request keeps its place among those of other sessions."""
+        self._conversations.pause(lease, self._totals.steps)
+
+    def close(self, lease: Lease) -> None:
+        """The session is over. Its pages are free or only cached then."""
+        self._conversations.forget(lease)
+        self.cache.close(lease)
 
     def abort(self, sequence: Sequence) -> None:
         """End a request in whatever state it is; what it sampled stays. One that has ended already is left alone."""
@@ -117,6 +130,8 @@ class EngineCore:
         finished = [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
         for sequence in finished:
             self._leave(sequence)
+        if self.spec.debug and self.is_idle:
+            self.check()
         return finished
 
     def statistics(self, sessions: int) -> EngineStatistics:
@@ -142,8 +157,10 @@ class EngineCore:
             running = [self._demand(slot, sequence) for slot, sequence in enumerate(self.running)]
             line = self.waiting[: self.spec.max_batch]
             waiting = [self._demand(slot, sequence) for slot, sequence in enumerate(line)]
-            plan = plan_step(running, waiting, self._capacity())
-            if not plan.lacking or not self._make_room(preempt=plan.is_stuck):
+            returning = self._conversations.returning(self._totals.steps, self._lengths) if line else {}
+            plan = plan_step(running, waiting, self._capacity(), list(returning.values())[: self.spec.max_batch])
+            spared = [self.waiting[slot].lease for slot, _ in plan.admitted] + list(returning)[: plan.num_expected]
+            if not plan.lacking or not self._make_room(spared, preempt=plan.is_stuck):
                 break
         chunks = [(self.running[slot], count) for slot, count in plan.running]
         return chunks + self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
@@ -159,12 +176,15 @@ class EngineCore:
             self.waiting.remove(sequence)
             self.running.append(sequence)
             admitted.append((sequence, min(count, sequence.num_uncomputed)))
-        self.running.sort(key=lambda sequence: sequence.arrived)
+        self.running.sort(key=_rank)
         return admitted
 
-    def _make_room(self, preempt: bool) -> bool:
+    def _queue(self, sequence: Sequence) -> None:
+        insort(self.waiting, sequence, key=_rank)
+
+    def _make_room(self, spared: Collection[Lease], preempt: bool) -> bool:
         """Free pages for the plan: revoke an idle lease, else preempt the youngest that runs. False if nothing helps."""
-        if self.cache.revoke_idle():
+        if self.cache.revoke_idle(spared):
             return True
         if not preempt:
             return False
@@ -174,7 +194,7 @@ class EngineCore:
         self.cache.revoke(sequence.lease)
         sequence.preemptions += 1
         self._totals.preemptions += 1
-        self.waiting.insert(0, sequence)
+        self._queue(sequence)
         return True
 
     def _read(self, readers: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
@@ -207,6 +227,7 @@ class EngineCore:
     def _leave(self, sequence: Sequence) -> None:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
+        self._conversations.turn_ended(sequence)
         sequence.ended = time.perf_counter()
         if sequence.finish_reason != "abort" and not sequence.num_scored:
             self._lengths.add(sequence.num_sampled)
@@ -223,3 +244,7 @@ class EngineCore:
         return Capacity(
             spec.step_tokens, spec.max_batch, cache.pool.num_available, cache.page_size, self.runner.cost_per_key
         )
+
+
+def _rank(sequence: Sequence) -> float:
+    return sequence.rank

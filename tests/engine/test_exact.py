@@ -1,10 +1,14 @@
-"""Exact rows on the shipped model: ids and logprob bits of a request do not depend on anything beside it (C29)."""
+"""Exact rows on real models: ids and logprob bits of a request do not depend on anything beside it (C29)."""
 
+import os
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-from agentrt.core.models import find_model
+from agentrt.cli.pull import pull
+from agentrt.core.errors import FetchError
+from agentrt.core.models import cache_folder, find_model
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
@@ -19,22 +23,32 @@ PARAMS = SamplingParams(temperature=0.8)
 Output = tuple[list[int], list[float]]
 
 
+def smollm2_folder() -> Path:
+    """SmolLM2's folder; fetched once, as `agentrt pull` does. Where that fails the test is skipped, and in CI it fails."""
+    try:
+        if not (cache_folder() / "smollm2-135m" / "config.json").is_file():
+            pull("smollm2-135m")
+    except FetchError as error:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(str(error))
+    return find_model("smollm2-135m")
+
+
 @cache
-def sprout() -> tuple[Decoder, Tokenizer]:
-    folder = find_model("sprout")
+def load(name: str) -> tuple[Decoder, Tokenizer]:
+    folder = smollm2_folder() if name == "smollm2-135m" else find_model(name)
     return load_model(folder).decoder, Tokenizer.load(folder)
 
 
-def make_core(*, pages: int = 512, rows: int = 512) -> EngineCore:
-    decoder, tokenizer = sprout()
+def make_core(name: str = "sprout", *, pages: int = 512, rows: int = 512) -> EngineCore:
+    decoder, tokenizer = load(name)
     spec = EngineSpec(page_size=16, kv_tokens=16 * pages, step_tokens=rows, max_batch=min(rows, 64))
     runner = ModelRunner(decoder, spec)
     return EngineCore(runner, spec, vocab_size=tokenizer.vocab_size, bytes_of=tokenizer.bytes_of)
 
 
-def prompt(index: int) -> list[int]:
+def prompt(index: int, name: str = "sprout") -> list[int]:
     """Prompts of different lengths that share nothing."""
-    return sprout()[1].encode(f"{index} Start with {7 * index + 3}. " + "Then 12 more come. " * (1 + index % 5))
+    return load(name)[1].encode(f"{index} Start with {7 * index + 3}. " + "Then 12 more come. " * (1 + index % 5))
 
 
 def submit(
@@ -59,9 +73,9 @@ def output(sequence: Sequence) -> Output:
 
 
 @cache
-def alone(index: int) -> Output:
-    core = make_core()
-    sequence = submit(core, prompt(index), seed=index)
+def alone(index: int, name: str = "sprout") -> Output:
+    core = make_core(name, pages=16)
+    sequence = submit(core, prompt(index, name), seed=index)
     drain(core)
     return output(sequence)
 
@@ -115,3 +129,17 @@ def test_bits_of_a_second_turn_cold_or_continued() -> None:
     fresh = submit(cold, whole + prompt(9), 9)
     drain(cold)
     assert (fresh.cached_tokens, output(fresh)) == (0, output(continued))
+
+
+@pytest.mark.parametrize(("pages", "rows", "runs"), [(32, 512, 1), (32, 7, 1), (32, 512, 2), (8, 512, 1)])
+def test_c29_bits_of_smollm2(pages: int, rows: int, runs: int) -> None:
+    """Four at once; in chunks of 7 rows; from the prefix cache; with pages for two and a half, so one is preempted."""
+    name, core = "smollm2-135m", make_core("smollm2-135m", pages=pages, rows=rows)
+    for _ in range(40):
+        core._lengths.add(1)
+    for _ in range(runs):
+        sequences = [submit(core, prompt(index, name), seed=index) for index in range(4)]
+        drain(core)
+    assert (sum(sequence.preemptions for sequence in sequences) > 0) == (pages == 8)
+    assert (max(sequence.cached_tokens for sequence in sequences) >= 16) == (runs == 2)
+    assert [output(sequence) for sequence in sequences] == [alone(index, name) for index in range(4)]

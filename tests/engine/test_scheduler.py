@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.engine.forecast import Growth, Lengths, peak_pages
-from agentrt.engine.scheduler import Capacity, Chunk, Demand, Plan, plan_step
+from agentrt.engine.forecast import Growth, Lengths, Return, Returns, peak_pages
+from agentrt.engine.scheduler import Capacity, Chunk, Demand, Plan, Returning, plan_step
 
 
 def demand(index: int, known: int, computed: int = 0, **more: object) -> Demand:
@@ -152,3 +152,36 @@ def test_lengths_are_learned_from_the_turns_that_ended() -> None:
     for _ in range(600):
         lengths.add(7)
     assert lengths.left(0, 512) == 7
+
+
+def test_returns_are_learned_from_those_that_came_back() -> None:
+    """The middle one of the waits that are longer than this one is already; of the new ids, nine tenths of all."""
+    returns = Returns()
+    for steps in range(1, 32):
+        returns.add(steps, 100 + steps)
+    assert returns.expected(0) is None, "too few"
+    returns.add(32, 132)
+    assert returns.expected(0) == Return(16, 128)
+    assert returns.expected(20) == Return(6, 128)
+    assert returns.expected(31) == Return(1, 128)
+    assert returns.expected(32) is None, "away longer than any was"
+
+
+def test_conversations_that_return_in_time_are_part_of_the_forecast() -> None:
+    """Beside 2 pages that become 4 in 8 steps, a newcomer takes 6 in 17. One that is back in 5 holds 3 and takes 8 by 15."""
+    running, newcomer = [demand(0, 8, 7, growth=8)], [demand(0, 8, growth=16)]
+    back = [Returning(Growth(20, 10, delay=5), 3)]
+    assert plan_step(running, newcomer, capacity(pages=6)) == Plan([Chunk(0, 1)], [Chunk(0, 8)])
+    assert plan_step(running, newcomer, capacity(pages=8), back) == Plan([Chunk(0, 1)], [], lacking=1, num_expected=1)
+    assert plan_step(running, newcomer, capacity(pages=9), back) == Plan([Chunk(0, 1)], [Chunk(0, 8)])
+    assert plan_step([], newcomer, capacity(pages=6), back) == Plan([], [Chunk(0, 8)])
+
+
+def test_what_happens_after_a_newcomers_end_is_no_reason_to_keep_it_waiting() -> None:
+    """Back in 17 steps, when the newcomer ends, it does not count; back in 16, it counts with the one id it gains till then."""
+    running, newcomer = [demand(0, 8, 7, growth=8)], [demand(0, 8, growth=16)]
+    late, soon = Returning(Growth(20, 99, delay=17), 3), Returning(Growth(20, 99, delay=16), 3)
+    assert plan_step(running, newcomer, capacity(pages=6), [late]).admitted == [Chunk(0, 8)]
+    assert plan_step(running, newcomer, capacity(pages=6), [soon, late]) == Plan(
+        [Chunk(0, 1)], [], lacking=2, num_expected=1
+    )

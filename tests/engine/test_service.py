@@ -236,6 +236,21 @@ def outcome(completion: Completion) -> tuple[object, ...]:
     return completion.token_ids, completion.logprobs, completion.seed, completion.context_tokens
 
 
+async def test_c29_requests_without_a_seed_differ_and_say_theirs() -> None:
+    """C29, C: three of them; each says the seed that it had, which gives the same again."""
+    async with service() as engine:
+        found = {}
+        for _ in range(3):
+            with engine.session() as session:
+                completion = await session.sample([1, 2], PARAMS, max_tokens=32)
+                assert completion.seed == seeds.derive(session.seed, "turn", 0)
+                found[session.seed] = completion.token_ids.tolist()
+        assert len({tuple(ids) for ids in found.values()}) == 3
+        for seed, ids in found.items():
+            with engine.session(seed=seed) as session:
+                assert (await session.sample([1, 2], PARAMS, max_tokens=32)).token_ids.tolist() == ids
+
+
 @pytest.mark.parametrize("held", [0, 5])
 @pytest.mark.parametrize("observed", [PROMPT, PROMPT[:1]])
 async def test_c29_n_samples_are_those_of_n_forks(held: int, observed: list[int]) -> None:

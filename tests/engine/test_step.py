@@ -157,7 +157,7 @@ def test_c39_queued_chunked_decoding(moment: str) -> None:
     assert aborted[0].finish_reason == ("length" if moment == "finished" else "abort")
     assert [len(output(sequence)[0]) for sequence in sequences[6:]] == [6, 6]
     for sequence in sequences:
-        core.cache.close(sequence.lease)
+        core.close(sequence.lease)
     core.check()
     core.cache.tree.evict(64)
     assert core.cache.pool.num_free == 64
@@ -256,3 +256,64 @@ def test_c28_a_stop_string_that_ends_inside_a_token() -> None:
     sequence = scripted([4730, 198, 13874, 3989, 17453], texts, "```")
     assert output(sequence)[0] == [4730, 198, 13874, 3989]
     assert (sequence.finish_reason, sequence.matched_stop) == ("stop", "```")
+
+
+def returning_core() -> tuple[EngineCore, Sequence, Sequence]:
+    """Twelve pages of 4: a conversation of 16 ids is away with its tool, and a request that needs 4 pages in the end runs."""
+    core = make_core(pages=12, batch=4)
+    for _ in range(32):
+        core._lengths.add(4)
+        core._conversations._returns.add(4, 4)
+    away = submit(core, list(range(12)), seed=1, max_tokens=4)
+    drain(core)
+    core.pause(away.lease)
+    running = submit(core, list(range(30, 38)), seed=2, max_tokens=8)
+    core.step()
+    return core, away, running
+
+
+def test_a_conversation_that_will_return_has_room_and_precedence() -> None:
+    """A newcomer of 20 ids would fit what is free, not with what the tool's conversation needs at its return."""
+    core, away, running = returning_core()
+    newcomer = submit(core, list(range(50, 66)), seed=3, max_tokens=4)
+    core.step()
+    assert (core.waiting, core.running) == ([newcomer], [running])
+    assert len(away.lease.pages) == 4
+    back = submit(core, [7, 7, 7], seed=4, max_tokens=4, lease=away.lease, tokens=away.tokens)
+    assert core.waiting == [back, newcomer]
+    assert back.rank == away.arrived < running.arrived < newcomer.arrived < back.arrived
+    drain(core)
+    assert back.cached_tokens == 15
+    assert output(newcomer) == alone(list(range(50, 66)), seed=3, max_tokens=4)
+    assert core.statistics(0).preemptions == 0
+
+
+def test_a_request_waits_for_no_tool_alone() -> None:
+    core, away, running = returning_core()
+    core.abort(running)
+    newcomer = submit(core, list(range(50, 80)), seed=3, max_tokens=4)
+    core.step()
+    assert core.running == [newcomer]
+    assert len(away.lease.pages) == 0, "revoked: what it had is in the prefix cache, as far as there is room"
+
+
+def test_a_tool_that_takes_longer_than_any_did_is_not_waited_for() -> None:
+    core, away, _running = returning_core()
+    for _ in range(5):
+        core.step()
+    newcomer = submit(core, list(range(50, 66)), seed=3, max_tokens=4)
+    core.step()
+    assert newcomer in core.running
+    assert away.lease not in core._conversations.returning(core.statistics(0).steps, core._lengths)
+
+
+def test_c39_in_debug_mode_pages_are_counted_at_idle() -> None:
+    core = make_core(pages=16)
+    core.spec = EngineSpec(page_size=4, kv_tokens=64, debug=True)
+    lost = core.cache.pool.take(1)
+    submit(core, [1, 2, 3], max_tokens=2)
+    core.step()
+    with pytest.raises(AssertionError, match="has 1 references, 0 holders"):
+        core.step()
+    core.cache.pool.release(lost)
+    core.check()

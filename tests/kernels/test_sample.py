@@ -109,6 +109,16 @@ def test_c30_ids_beyond_the_tokenizer_are_masked(sample: Sample) -> None:
 
 
 @PATHS
+def test_c30_by_number(sample: Sample) -> None:
+    """Qwen3: 151,936 rows of which the tokenizer knows 151,669; the largest logit is that of id 151687."""
+    logits = np.zeros(151_936, dtype=np.float32)
+    logits[151_687], logits[7] = 50.0, 20.0
+    drawn = draw(sample, [logits] * 2, [Rule(), Rule(temperature=0.0)], vocab_size=151_669)
+    assert drawn.ids_B.tolist() == [7, 7]
+    assert [round(float(x), 6) for x in drawn.logprobs_B] == [round(-np.log1p(151_668 * np.exp(-20.0)), 6)] * 2
+
+
+@PATHS
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf])
 def test_a_bad_row_is_flagged_alone(sample: Sample, bad: float) -> None:
     for rule in (Rule(), Rule(temperature=0.0), Rule(top_k=1, edits=edits((0, 1.0, 1, True)))):

@@ -6,7 +6,7 @@ prefix cache by then, so a revoked conversation recomputes only what was evicted
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from agentrt.core.tokens import IntArray
@@ -146,10 +146,10 @@ class KVCache:
         child.computed = computed
         return child, copies
 
-    def revoke_idle(self) -> bool:
-        """Revoke the least recently used idle lease that holds a page; False if there is none."""
+    def revoke_idle(self, spared: Collection[Lease] = ()) -> bool:
+        """Revoke the least recently used idle lease that holds a page and is not `spared`; False if there is none."""
         for lease in self._leases:
-            if not lease.is_running and lease.pages:
+            if not lease.is_running and lease.pages and lease not in spared:
                 self.revoke(lease)
                 return True
         return False

@@ -1,0 +1,64 @@
+"""What the core remembers of conversations between two turns: who came first, and which will come back from a tool. Pure.
+
+Time is counted in steps, the unit that admission forecasts in: while no step runs, nobody waits for one.
+"""
+
+from dataclasses import dataclass
+
+from agentrt.engine.forecast import Growth, Lengths, Returns
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.scheduler import Returning
+from agentrt.engine.sequence import Sequence
+
+
+@dataclass(slots=True)
+class _Rest:
+    """A conversation after a turn."""
+
+    rank: float
+    tokens: int
+    max_tokens: int
+    """Of the last turn: the next is expected to have as many."""
+    paused: int = -1
+    """The step in which its tool began; -1 if none runs."""
+
+
+class Conversations:
+    """Told what happens to leases; says who is expected back. A conversation keeps its rank over a tool call."""
+
+    def __init__(self) -> None:
+        self._resting: dict[Lease, _Rest] = {}
+        self._returns = Returns()
+
+    def turn_ended(self, sequence: Sequence) -> None:
+        """A turn is over, in whatever way."""
+        self._resting[sequence.lease] = _Rest(sequence.rank, len(sequence.tokens), sequence.max_tokens)
+
+    def pause(self, lease: Lease, step: int) -> None:
+        """A tool runs for this conversation from now on."""
+        if rest := self._resting.get(lease):
+            rest.paused = step
+
+    def come(self, sequence: Sequence, now: float, step: int) -> None:
+        """A request was made: give it its rank, its arrival or, after a tool call, that of the turn before."""
+        rest = self._resting.pop(sequence.lease, None)
+        if rest is None or rest.paused < 0:
+            sequence.rank = now
+            return
+        sequence.rank = rest.rank
+        self._returns.add(step - rest.paused, len(sequence.tokens) - rest.tokens)
+
+    def forget(self, lease: Lease) -> None:
+        """The conversation is over."""
+        self._resting.pop(lease, None)
+
+    def returning(self, step: int, lengths: Lengths) -> dict[Lease, Returning]:
+        """Those that keep pages while their tool runs and are expected back, the soonest first."""
+        expected = {}
+        for lease, rest in self._resting.items():
+            if rest.paused < 0 or not lease.pages:
+                continue
+            if (back := self._returns.expected(step - rest.paused)) is not None:
+                growth = Growth(rest.tokens + back.tokens, lengths.left(0, rest.max_tokens), back.steps)
+                expected[lease] = Returning(growth, len(lease.pages))
+        return dict(sorted(expected.items(), key=lambda item: item[1].growth.delay))
