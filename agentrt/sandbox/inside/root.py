@@ -85,8 +85,9 @@ def open_folder(folder: str, limits: Limits) -> None:
 def map_user(inside: int, uid: int, gid: int) -> None:
     """Become user `inside` of the user namespace just entered, who is `uid` outside."""
     for name, text in (("setgroups", "deny"), ("uid_map", f"{inside} {uid} 1"), ("gid_map", f"{inside} {gid} 1")):
-        with open(f"/proc/self/{name}", "w") as file:
-            file.write(text)
+        fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
+        os.write(fd, text.encode())
+        os.close(fd)
 
 
 def _proc(target: str) -> bool:

@@ -25,13 +25,12 @@ from . import linux, payload, root, seccomp, supervisor
 from .job import MAX_MESSAGE, NUM_FDS, Ready, Setup, compiled, read_setup
 
 STANDARD = (
-    "argparse", "ast", "base64", "bisect", "calendar", "collections", "contextlib", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "enum", "fractions", "functools", "glob", "hashlib", "heapq", "inspect", "io", "itertools",
-    "json", "math", "operator", "os", "pathlib", "pickle", "pprint", "queue", "random", "re", "select", "shlex",
-    "shutil", "signal", "statistics", "string", "struct", "subprocess", "tempfile", "textwrap", "threading", "time",
-    "traceback", "types", "typing", "unicodedata", "uuid",
+    "ast", "bisect", "calendar", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions",
+    "functools", "heapq", "inspect", "io", "itertools", "json", "math", "operator", "os", "pathlib", "random", "re",
+    "statistics", "string", "textwrap", "threading", "time", "traceback", "types", "typing",
 )  # fmt: skip
-"""Imported by every zygote: what model-written code asks for most."""
+"""Imported by every zygote: what model-written code asks for most. Not more: whatever is here, every fork has to copy (with
+hashlib, subprocess, tempfile and a dozen like them a call took a seventh longer), and a call can import the rest itself."""
 _NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC
 """Of each call. It shares the zygote's network, which has no way out, and its host name, which none may change."""
 _MAX_PATH = 4096
