@@ -1,7 +1,7 @@
 """`Sandbox`: where one episode's tools run. Owns the episode's folder: made on entering, removed on leaving."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +17,7 @@ from agentrt.sandbox.files import put
 from agentrt.sandbox.inside.job import Job
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Isolation, Level
-from agentrt.sandbox.permits import Permits
+from agentrt.sandbox.permits import Permit, Permits
 from agentrt.sandbox.probe import shared
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
@@ -85,15 +85,18 @@ class Sandbox:
         if terms.protocol == "mcp":
             request = {"name": terms.method, "arguments": request}
         seconds = min(seconds, limits.wall_seconds or seconds)
-        call = partial(self._run, argv, request, seconds=seconds, terms=terms, on_progress=on_progress)
-        waited = 0.0
         try:
-            async with self._permits.permit(argv, terms) if queued else nullcontext(0.0) as waited:
-                await self._settle()
-                result = await call()
+            permit = await self._permits.permit(argv, terms) if queued else Permit()
         except TimeoutError:
-            waited = limits.queue_seconds
-            result = ToolResult(outcome="infra", text=f"there was no place to run it for {waited:g} s")
+            text = f"there was no place to run it for {limits.queue_seconds:g} s"
+            return self._noted(ToolResult(outcome="infra", text=text), limits.queue_seconds)
+        with permit:
+            if self._origin is not None or self._forks:
+                await self._settle()
+            result = await self._run(argv, request, seconds=seconds, terms=terms, on_progress=on_progress)
+        return self._noted(result, permit.waited)
+
+    def _noted(self, result: ToolResult, waited: float) -> ToolResult:
         return msgspec.structs.replace(result, isolation=self.isolation.code, queue_seconds=waited)
 
     async def _run(

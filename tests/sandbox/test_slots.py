@@ -86,8 +86,10 @@ def test_a_call_finds_nothing_of_the_one_before(launcher: Launcher) -> None:
 def test_one_that_dies_as_it_waits_is_replaced(launcher: Launcher) -> None:
     zygote = launcher.zygote(Kind())
     wait_for(lambda: len(slots(launcher, zygote)) == WARM_SLOTS)
-    for slot in slots(launcher, zygote):
+    before = slots(launcher, zygote)
+    for slot in before:
         os.kill(slot, signal.SIGKILL)
+    wait_for(lambda: not set(before) & set(slots(launcher, zygote)))
     assert [result.text for result in run(launcher, "echo x", "echo y")] == ["x\n", "y\n"]
     wait_for(lambda: len(slots(launcher, zygote)) == WARM_SLOTS)
 
