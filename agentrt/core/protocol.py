@@ -52,6 +52,11 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    verifications: int = 0
+    """Steps of this turn that verified a draft."""
+    drafted_tokens: int = 0
+    """Ids of those drafts, and how many of them stood; the id that follows those is not counted."""
+    accepted_tokens: int = 0
 
 
 class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +101,10 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sampled: int = 0
     steps: int = 0
     preemptions: int = 0
+    verifications: int = 0
+    """Drafts that were verified; the next two are their ids, and those that stood."""
+    tokens_drafted: int = 0
+    tokens_accepted: int = 0
 
 
 class Session(Protocol):

@@ -88,6 +88,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
+    verifications: int = 0
+    """Steps that verified a draft; `drafted_tokens` and `accepted_tokens` are the ids of those drafts, and what stood."""
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     top_logprobs: list[dict[int, float]] = []
     """As in `Completion`, of the ids `[start, end)`; empty unless `sampling.top_logprobs` asked for them."""
 

@@ -111,6 +111,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 )
 
 
+Verifier = Literal["coupled", "rejection", "block"]
+
+
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The engine in this process."""
 
@@ -125,9 +128,15 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Rows in one step: decodes first, the rest for prompt chunks."""
     debug: bool = False
     """Whenever nothing runs, account for every page; what is lost or held twice ends the run as a bug."""
+    speculate: Literal["off", "auto"] = "off"
+    """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
+    verifier: Verifier = "coupled"
+    """How a draft is judged. All are exact; with `coupled` the text is the same as without speculation."""
+    draft_length: int = 8
+    """Ids that are proposed at a time, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "kv_tokens", "max_batch", "step_tokens"):
+        for name in ("page_size", "kv_tokens", "max_batch", "step_tokens", "draft_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be above 0, not {getattr(self, name)}")
         if self.kv_tokens < self.page_size:

@@ -28,14 +28,19 @@ class Batch(NamedTuple):
 
 
 def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
-    """The batch that computes the next `count` ids of each sequence; their leases have the pages for it."""
+    """The batch that computes the next `count` ids of each sequence; their leases have the pages for it.
+
+    What a count has beyond a sequence's known ids are ids of its draft.
+    """
     counts = [count for _, count in chunks]
     token_ids, positions = [], []
     tables = [sequence.lease.table for sequence, _ in chunks]
     tables_GSP = np.full((len(tables[0]), len(tables), max(len(table[0]) for table in tables)), NONE, dtype=np.int32)
     for index, (sequence, count) in enumerate(chunks):
         start = sequence.lease.computed
-        token_ids.append(np.array(sequence.tokens.token_ids[start : start + count], dtype=np.int64))
+        ids = sequence.tokens.token_ids[start : start + count]
+        ids.extend(sequence.draft.ids[: count - len(ids)])
+        token_ids.append(np.array(ids, dtype=np.int64))
         positions.append(np.arange(start, start + count, dtype=np.int64))
         for group, row in enumerate(tables[index]):
             tables_GSP[group, index, : len(row)] = row
@@ -52,8 +57,8 @@ def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
 
 
 def _read(sequence: Sequence, count: int) -> range:
-    """Which of a chunk's rows are read: the last known id's; for one that scores, those before each scored id, once."""
+    """Which of a chunk's rows are read: the last known id's and those of a draft; or, once, those before scored ids."""
     start = sequence.lease.computed
     if sequence.num_scored:
         return range(max(sequence.context_tokens - 1 + len(sequence.scores) - start, 0), count)
-    return range(count - 1, count) if count == sequence.num_uncomputed else range(0)
+    return range(sequence.num_uncomputed - 1, count)

@@ -5,6 +5,7 @@ cannot be had, because a grammar fails, and a row that cannot be sampled from en
 """
 
 from collections.abc import Sequence as List
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,16 @@ class GrammarError(ValueError):
     """A grammar raised, or what it gave says of no id that it is allowed."""
 
 
+class Lawful(NamedTuple):
+    """What the law is for each of some rows."""
+
+    rules: list[Rule]
+    errors: list[str]
+    """Why a rule cannot be had; empty where it can."""
+    positions: list[int]
+    """Absolute, of the id that the row gives."""
+
+
 class Drawn(NamedTuple):
     """One sampled id, or why there is none."""
 
@@ -33,11 +44,28 @@ class Drawn(NamedTuple):
     error: str = ""
 
 
-def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size: int) -> list[Drawn]:
-    """Draw an id for each sequence from its row. Only ids below `vocab_size` are drawn."""
-    rules, errors = zip(*(_rule(sequence, vocab_size) for sequence in sequences), strict=True)
+def laws_of(readers: List[Sequence], vocab_size: int) -> Lawful:
+    """The law at each row. Rows of one sequence are neighbours: after its last id, then after each id of its draft."""
+    laws = Lawful([], [], [])
+    for sequence, rows in groupby(readers):
+        count = sum(1 for _ in rows)
+        laws.positions.extend(range(len(sequence.tokens), len(sequence.tokens) + count))
+        same = 1 if sequence.has_memory else count
+        for proposed in (None, *sequence.draft.ids)[::same]:
+            if proposed is not None:
+                sequence.suppose(proposed)
+            rule, error = _rule(sequence, vocab_size)
+            laws.rules.extend([rule] * same)
+            laws.errors.extend([error] * same)
+        sequence.retract()
+    return laws
+
+
+def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], laws: Lawful, vocab_size: int) -> list[Drawn]:
+    """Draw an id from each row for its sequence. Only ids below `vocab_size` are drawn."""
+    rules, errors, positions = laws
     seeds_M = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
-    positions_M = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
+    positions_M = np.array(positions, dtype=np.int64)
     columns = cpu.sample(logits_MV, vocab_size, Rules.of(rules), seeds_M, positions_M)
     drawn = [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     for row, one in enumerate(drawn):
@@ -46,6 +74,13 @@ def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size
         elif count := sequences[row].params.top_logprobs:
             drawn[row] = one._replace(top_logprobs=_most_likely(logits_MV[row], rules[row], count, vocab_size))
     return drawn
+
+
+def drawn_instead(drawn: Drawn, token_id: int, logits_V: NDArray[np.float32], rule: Rule, vocab_size: int) -> Drawn:
+    """As if `token_id` had been drawn from this row instead."""
+    scored = cpu.score(logits_V[None], vocab_size, Rules.of([rule]), np.array([token_id]))
+    raw_logprob = drawn.raw_logprob + float(logits_V[token_id]) - float(logits_V[drawn.token_id])
+    return drawn._replace(token_id=token_id, logprob=float(scored.logprobs_B[0]), raw_logprob=raw_logprob)
 
 
 def score(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size: int) -> None:

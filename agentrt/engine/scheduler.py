@@ -24,6 +24,8 @@ class Demand(NamedTuple):
     growth: int
     """Ids it is expected to sample still."""
     group: str = ""
+    drafted: int = 0
+    """Ids of a draft to verify, of one that decodes."""
 
     @property
     def missing(self) -> int:
@@ -66,7 +68,7 @@ class Capacity(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Compute the next `length` ids of one sequence."""
+    """Compute the next `length` ids of one sequence, those of its draft included."""
 
     slot: int
     length: int
@@ -94,13 +96,14 @@ def plan_step(
     ran, unless nothing runs beside it: no request waits for a tool alone.
     """
     decodes = [demand for demand in running if demand.missing == 1]
-    left = capacity._replace(
-        rows=max(capacity.rows - sum(capacity.cost(demand.computed, 1) for demand in decodes), 1),
-        pages=capacity.pages - sum(_pages_more(demand, 1, capacity) for demand in decodes),
-    )
+    left = _after(decodes, capacity)
+    if min(left.pages, left.rows) < 0 and any(demand.drafted for demand in decodes):  # drafts make way first
+        decodes = [demand._replace(drafted=0) for demand in decodes]
+        left = _after(decodes, capacity)
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
-    chunks = [Chunk(demand.slot, 1) for demand in decodes]
+    left = left._replace(rows=max(left.rows, 1))
+    chunks = [Chunk(demand.slot, 1 + demand.drafted) for demand in decodes]
     for demand in running:
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
@@ -109,6 +112,14 @@ def plan_step(
     if running and not chunks and not admitted:
         return Plan([], [], lacking=1, is_stuck=True)
     return Plan(chunks, admitted, lacking, num_expected=num_expected)
+
+
+def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
+    """What these leave, below 0 where they need more than there is."""
+    return capacity._replace(
+        rows=capacity.rows - sum(capacity.cost(demand.computed, 1 + demand.drafted) for demand in decodes),
+        pages=capacity.pages - sum(_pages_more(demand, 1 + demand.drafted, capacity) for demand in decodes),
+    )
 
 
 def _admit(

@@ -7,6 +7,7 @@ from agentrt.core.protocol import FinishReason, Grammar
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, IntArray, Tokens
 from agentrt.engine.kv.lease import Lease
+from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.stopping import StopStrings
 
 
@@ -38,6 +39,14 @@ class Sequence:
     """How often each id came in this turn, for the presence and frequency penalties."""
     seen: set[int] = field(default_factory=set)
     """Every id of context and turn, for the repetition penalty; kept only if there is one."""
+    draft: Draft = NO_DRAFT
+    """What the next step verifies."""
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    """Ids of drafts that were verified, and those of them that stood."""
+    _supposed: list[tuple[int, bool]] = field(default_factory=list)
+    """Drafted ids that are part of the history for now, and whether they were seen before."""
     stop_strings: StopStrings = field(init=False)
     cached_tokens: int = -1
     """Ids whose KV was there when the request first ran; -1 before."""
@@ -101,7 +110,34 @@ class Sequence:
     @property
     def turn_ids(self) -> IntArray:
         """The ids of the turn that are part of its history."""
-        return self.tokens.token_ids[self.context_tokens : self.context_tokens + self.num_noted]
+        ids = self.tokens.token_ids[self.context_tokens : self.context_tokens + self.num_noted]
+        ids.extend(token_id for token_id, _ in self._supposed)
+        return ids
+
+    @property
+    def has_memory(self) -> bool:
+        """True if the law of an id depends on the ids of the turn before it, by other ways than the logits."""
+        params = self.params
+        return (
+            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+            or bool(params.bad_words) or self.num_noted < params.min_tokens or self.grammar is not None
+        )  # fmt: skip
+
+    def suppose(self, token_id: int) -> None:
+        """Make a drafted id part of the history, until `retract`."""
+        self._supposed.append((token_id, token_id in self.seen))
+        self._note(token_id)
+
+    def retract(self) -> None:
+        """Take all supposed ids out of the history again."""
+        while self._supposed:
+            token_id, was_seen = self._supposed.pop()
+            self.num_noted -= 1
+            self.counts[token_id] -= 1
+            if not self.counts[token_id]:
+                del self.counts[token_id]
+            if not was_seen:
+                self.seen.discard(token_id)
 
     def forbidden_ids(self) -> set[int]:
         """Ids that `bad_words` and `min_tokens` do not allow next."""

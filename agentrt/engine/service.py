@@ -280,4 +280,5 @@ def _completion(sequence: EngineSequence) -> Completion:
         context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0),
         queue_seconds=sequence.started - sequence.arrived, prefill_seconds=first_token - sequence.started,
         decode_seconds=sequence.ended - first_token,
+        verifications=sequence.verifications, drafted_tokens=sequence.drafted, accepted_tokens=sequence.accepted,
     )  # fmt: skip

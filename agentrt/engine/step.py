@@ -23,9 +23,13 @@ from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
 from agentrt.engine.kv.radix import Namespace
-from agentrt.engine.sampler import sample, score
+from agentrt.engine.sampler import Drawn, laws_of, sample, score
 from agentrt.engine.scheduler import Capacity, Demand, plan_step
 from agentrt.engine.sequence import Sequence
+from agentrt.engine.speculate.accept import committed
+from agentrt.engine.speculate.draft import NO_DRAFT
+from agentrt.engine.speculate.speculator import Speculator
+from agentrt_kernels.sample.rules import Rule
 
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
@@ -54,6 +58,9 @@ class _Totals:
     sampled: int = 0
     steps: int = 0
     preemptions: int = 0
+    verifications: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 class EngineCore:
@@ -69,6 +76,7 @@ class EngineCore:
         self.version = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.speculator = Speculator(spec.draft_length) if spec.speculate == "auto" else None
         self._totals = _Totals()
         self._lengths = Lengths()
         self._conversations = Conversations()
@@ -93,6 +101,8 @@ class EngineCore:
         sequence.lease, sequence.arrived = lease, time.perf_counter()
         self._conversations.come(sequence, sequence.arrived, self._totals.steps)
         self._queue(sequence)
+        if self.speculator:
+            self.speculator.submitted(sequence)
 
     def pause(self, lease: Lease) -> None:
         """A tool runs for this session; its next request keeps its place among those of other sessions."""
@@ -112,24 +122,32 @@ class EngineCore:
 
     def step(self) -> list[Sequence]:
         """Run one step; returns the sequences that ended with it. A pass in which nothing can run returns at once."""
+        if self.speculator:
+            self.speculator.propose(self.running)
+        started = time.perf_counter()
         chunks = self._plan()
         if not chunks:
             assert self.is_idle, (
                 f"{len(self.waiting)} sequences wait, none runs and none can be let in: {self.cache.pool}"
             )
             return []
+        only_decodes = True
         for sequence, count in chunks:
             self.cache.grow(sequence.lease, sequence.lease.computed + count)
-            self._totals.prefilled += 0 if sequence.is_decoding else count
+            if not sequence.is_decoding:
+                self._totals.prefilled += count
+                only_decodes = False
         self._totals.steps += 1
         batch = build_batch(chunks)
         logits_MV = self.runner.run(batch)
         for sequence, count in chunks:
-            self.cache.advance(sequence.lease, sequence.tokens.token_ids, count)
+            self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
         self._read(batch.readers, logits_MV)
         finished = [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
         for sequence in finished:
             self._leave(sequence)
+        if self.speculator and only_decodes:
+            self.speculator.gate.note_step(len(batch.token_ids_N), time.perf_counter() - started)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished
@@ -142,6 +160,7 @@ class EngineCore:
             pages_total=pool.num_pages, pages_free=pool.num_free, pages_cached=pool.num_evictable,
             tokens_prefilled=totals.prefilled, tokens_reused=totals.reused, tokens_sampled=totals.sampled,
             steps=totals.steps, preemptions=totals.preemptions,
+            verifications=totals.verifications, tokens_drafted=totals.drafted, tokens_accepted=totals.accepted,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -163,6 +182,9 @@ class EngineCore:
             if not plan.lacking or not self._make_room(spared, preempt=plan.is_stuck):
                 break
         chunks = [(self.running[slot], count) for slot, count in plan.running]
+        for sequence, count in chunks:
+            if sequence.draft.ids and count == 1:  # there was no room for it
+                sequence.draft = NO_DRAFT
         return chunks + self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
@@ -190,6 +212,7 @@ class EngineCore:
             return False
         assert len(self.running) > 1, "one sequence alone does not fit, although its request was accepted"
         sequence = self.running.pop()
+        sequence.draft = NO_DRAFT
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         self.cache.revoke(sequence.lease)
         sequence.preemptions += 1
@@ -208,36 +231,68 @@ class EngineCore:
             self._commit([readers[row] for row in sampling], logits_MV)
 
     def _commit(self, sampling: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
-        now = time.perf_counter()
-        for sequence, drawn in zip(sampling, sample(logits_MV, sampling, self.vocab_size), strict=True):
-            if sequence.num_sampled == 0:
-                sequence.first_token = now
-                self.cache.settle(sequence.lease, sequence.tokens.token_ids)
-            if drawn.error:
-                sequence.error = drawn.error
-                continue
-            text = self.bytes_of(drawn.token_id) if sequence.params.stop else b""
-            sequence.raw_logprobs.append(drawn.raw_logprob)
-            sequence.kept_logmass.append(drawn.kept_logmass)
-            if drawn.top_logprobs:
-                sequence.top_logprobs.append(drawn.top_logprobs)
-            sequence.commit(drawn.token_id, drawn.logprob, self.version, text)
-            self._totals.sampled += 1
+        """Append what was sampled; of a sequence with a draft, what stood of that and the id after it."""
+        laws = laws_of(sampling, self.vocab_size)
+        drawn = sample(logits_MV, sampling, laws, self.vocab_size)
+        row = 0
+        for sequence in dict.fromkeys(sampling):
+            rows = slice(row, row + 1 + len(sequence.draft.ids))
+            row = rows.stop
+            if sequence.draft.ids:
+                self._commit_draft(sequence, drawn[rows], logits_MV[rows], laws.rules[rows])
+            else:
+                self._append(sequence, drawn[rows.start])
+
+    def _commit_draft(
+        self, sequence: Sequence, drawn: list[Drawn], logits_KV: NDArray[np.float32], rules: list[Rule]
+    ) -> None:
+        """What follows an end id, a stop string or the last id of a turn is not committed, whoever agreed to it."""
+        before, proposed = len(sequence.tokens), sequence.draft.ids
+        for one in committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size):
+            if not sequence.is_finished:
+                self._append(sequence, one)
+        ids = sequence.tokens.token_ids
+        self.cache.advance(sequence.lease, ids, max(len(ids) - before - 1, 0))
+        self.cache.trim(sequence.lease)
+        stood = sum(one == other for one, other in zip(ids[before:], proposed, strict=False))
+        assert self.speculator is not None
+        self.speculator.verified(sequence, stood)
+        self._totals.verifications += 1
+        self._totals.drafted += len(proposed)
+        self._totals.accepted += stood
+
+    def _append(self, sequence: Sequence, drawn: Drawn) -> None:
+        """Append one sampled id, or note why there is none."""
+        if sequence.num_sampled == 0:
+            sequence.first_token = time.perf_counter()
+            self.cache.settle(sequence.lease, sequence.tokens.token_ids)
+        if drawn.error:
+            sequence.error = drawn.error
+            return
+        text = self.bytes_of(drawn.token_id) if sequence.params.stop else b""
+        sequence.raw_logprobs.append(drawn.raw_logprob)
+        sequence.kept_logmass.append(drawn.kept_logmass)
+        if drawn.top_logprobs:
+            sequence.top_logprobs.append(drawn.top_logprobs)
+        sequence.commit(drawn.token_id, drawn.logprob, self.version, text)
+        self._totals.sampled += 1
 
     def _leave(self, sequence: Sequence) -> None:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         self._conversations.turn_ended(sequence)
         sequence.ended = time.perf_counter()
+        if self.speculator:
+            self.speculator.left(sequence)
         if sequence.finish_reason != "abort" and not sequence.num_scored:
             self._lengths.add(sequence.num_sampled)
 
     def _demand(self, slot: int, sequence: Sequence) -> Demand:
         lease = sequence.lease
-        growth = max(sequence.max_tokens - sequence.num_sampled, 0)
+        growth, drafted = max(sequence.max_tokens - sequence.num_sampled, 0), len(sequence.draft.ids)
         if sequence.preemptions < RESERVE_AFTER:
             growth = self._lengths.left(sequence.num_sampled, sequence.max_tokens)
-        return Demand(slot, sequence.known, lease.computed, len(lease.pages), growth, sequence.group)
+        return Demand(slot, sequence.known, lease.computed, len(lease.pages), growth, sequence.group, drafted)
 
     def _capacity(self) -> Capacity:
         spec, cache = self.spec, self.cache

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrt.core.records import EpisodeRecord, good_records
+from agentrt.report.drafts import Speculation, speculation
 
 UNKNOWN = "other names"
 """For calls of tools that do not exist: a policy invents many names."""
@@ -52,6 +53,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sampled: int
     tokens_prefilled: int
     tokens_reused: int
+    speculation: dict[str, Speculation]
+    """By policy version, and over all; empty if nothing was drafted."""
     seconds: dict[str, float]
     """Summed over episodes, which overlap: where an episode's time goes."""
     slowest: str
@@ -82,6 +85,7 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
         tokens_sampled=sum(turn.end - turn.start for turn in turns),
         tokens_prefilled=sum(turn.start - turn.cached_tokens for turn in turns),
         tokens_reused=sum(turn.cached_tokens for turn in turns),
+        speculation=speculation(good),
         seconds={phase: sum(record.timing.get(phase, 0.0) for record in good) for phase in PHASES},
         slowest=_slowest(good),
     )
@@ -107,6 +111,8 @@ def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: 
     for name, outcomes in summary.tools.items():
         table.add_row(f"  {escape(name)}", ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()))
     table.add_row("tokens", _tokens(summary, wall_seconds))
+    for name, figures in summary.speculation.items():
+        table.add_row("drafts" if name == "all" else f"  {name}", _drafts(figures))
     table.add_row("time", f"{wall_seconds:.1f} s; an episode's: {_split(summary.seconds)}")
     if summary.slowest:
         table.add_row("slowest", escape(summary.slowest))
@@ -175,6 +181,13 @@ def _tokens(summary: Summary, wall_seconds: float) -> str:
     return (
         f"{summary.tokens_sampled} sampled ({rate:.0f}/s), {summary.tokens_prefilled} prefilled, "
         f"{summary.tokens_reused} reused"
+    )
+
+
+def _drafts(part: Speculation) -> str:
+    return (
+        f"{part.proposed_length:.2f} ids proposed, {part.accepted_length:.2f} accepted at a time; "
+        f"generation {part.generation_seconds:.1f} s, turns {part.total_seconds:.1f} s"
     )
 
 

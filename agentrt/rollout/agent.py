@@ -178,6 +178,8 @@ class Agent:
                 matched_stop=completion.matched_stop, cached_tokens=completion.cached_tokens,
                 queue_seconds=completion.queue_seconds, prefill_seconds=completion.prefill_seconds,
                 decode_seconds=completion.decode_seconds, top_logprobs=completion.top_logprobs,
+                verifications=completion.verifications, drafted_tokens=completion.drafted_tokens,
+                accepted_tokens=completion.accepted_tokens,
             )
         )  # fmt: skip
         setup = self.episode.setup

@@ -31,6 +31,14 @@ def test_arrival_order_holds_also_for_a_prompt_that_does_not_fit() -> None:
     assert plan == Plan([], [], lacking=52)
 
 
+def test_drafts_make_way_for_decodes() -> None:
+    """Each decode with 3 drafted ids: 8 rows and a page for each; what lacks one of these decodes without drafts."""
+    decodes = [Demand(slot, known=8, computed=7, pages=2, growth=9, drafted=3) for slot in range(2)]
+    assert plan_step(decodes, [], capacity(pages=2)).running == [Chunk(0, 4), Chunk(1, 4)]
+    for less in (capacity(pages=1), capacity(rows=7, pages=2)):
+        assert plan_step(decodes, [], less) == Plan([Chunk(0, 1), Chunk(1, 1)], [])
+
+
 def test_decodes_that_lack_pages_void_the_plan() -> None:
     running = [demand(0, 9, 8), demand(1, 9, 8), demand(2, 10, 9, pages=3)]
     assert plan_step(running, [], capacity(pages=1)) == Plan([], [], lacking=1, is_stuck=True)

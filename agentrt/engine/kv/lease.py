@@ -113,6 +113,14 @@ class KVCache:
         if len(self.groups) > 1:
             self._leave_behind(lease, ids)
 
+    def trim(self, lease: Lease) -> None:
+        """Give back the pages beyond the computed ids: what a draft had that did not stand."""
+        needed = self.pages_for(lease.computed)
+        if len(lease.pages) > needed:
+            for pool, row in zip(self.pools, lease.table, strict=True):
+                pool.release(pages_of(row[needed:]))
+                del row[needed:]
+
     def settle(self, lease: Lease, ids: IntArray) -> None:
         """Put the lease's whole computed pages into the prefix cache. Costs what is new since the last time."""
         whole = lease.computed // self.page_size

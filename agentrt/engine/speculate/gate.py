@@ -1,0 +1,151 @@
+"""The gate: how much of each draft a step verifies, if any. Pure; it is told what steps took and what was accepted.
+
+A step over n sequences with drafts is worth
+
+    tokens = n + sum over drafts and depths j of a^j        (a: how often such an id was accepted until now)
+
+and takes the time that steps of so many rows were seen to take, and the time of the look for drafts. The gate takes the
+rows that make tokens per second largest, each request its own number, and none unless that beats plain decoding by 3 %.
+After a look in vain it sleeps so long that such looks cost 1 % of the time, and what it knows does not grow old: one
+step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
+
+Whether an id is likely comes from past acceptances of its class only, a class being what the proposer saw *before* it chose.
+The chance of the very id that was drawn must not play a part: a draft cut short because its id is unlikely biases the text
+(under `rejection`; `coupled` cannot be biased).
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+OFF_UNDER = 1.03
+"""Tokens per second against plain decoding."""
+FORGET = 0.98
+"""Of what is known about a class, at each verification of it: the last 50 or so count."""
+PRIOR_ACCEPTED, PRIOR_TRIED = 1.4, 2.0
+"""What is assumed of a class before anything is known: good enough to be tried."""
+REQUEST_PRIOR = 4.0
+"""Ids of its class that count as a request's own, so that one with few ids is judged by its class."""
+VAIN_SHARE = 0.01
+"""Of the time, for looks in vain."""
+LONGEST_SLEEP = 512
+PLAIN_EVERY, PROBE_EVERY = 64, 512
+"""Steps after which one is plain, and after which drafts are verified that do not seem to pay."""
+PROBE_LENGTH = 2
+SMOOTH_LONGER, SMOOTH_SHORTER = 0.1, 0.5
+"""What one measurement changes."""
+
+
+class Rate:
+    """How often a drafted id was accepted lately, given that all before it were."""
+
+    __slots__ = ("accepted", "tried")
+
+    def __init__(self) -> None:
+        self.accepted = self.tried = 0.0
+
+    def note(self, proposed: int, accepted: int) -> None:
+        """A draft of `proposed` ids was verified; the first `accepted` of them stood."""
+        self.accepted = FORGET * self.accepted + accepted
+        self.tried = FORGET * self.tried + min(accepted + 1, proposed)
+
+    def mean(self, prior: float = PRIOR_ACCEPTED / PRIOR_TRIED, weight: float = PRIOR_TRIED) -> float:
+        """The share, with `weight` ids of the share `prior` before any was seen."""
+        return (self.accepted + weight * prior) / (self.tried + weight)
+
+
+class StepTimes:
+    """Seconds of a step by its rows: as measured, a line between two counts, never more than a larger count takes.
+
+    A measurement can be too long, when the machine was busy with something else, and hardly too short. So a shorter time counts
+    more than a longer one.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: dict[int, float] = {}
+        self._rows_P: NDArray[np.float64] = np.zeros(0)
+        self._seconds_P: NDArray[np.float64] = np.zeros(0)
+
+    def note(self, rows: int, seconds: float) -> None:
+        """A step of `rows` rows took so long."""
+        change = seconds - self._seconds.setdefault(rows, seconds)
+        self._seconds[rows] += change * (SMOOTH_LONGER if change > 0 else SMOOTH_SHORTER)
+        known = sorted(self._seconds)
+        self._rows_P = np.array(known, dtype=np.float64)
+        self._seconds_P = np.minimum.accumulate([self._seconds[row] for row in reversed(known)])[::-1]
+
+    def of(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
+        """For each number of rows. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
+        if not self._seconds:
+            return np.ones(len(rows_B))
+        most, longest = self._rows_P[-1], self._seconds_P[-1]
+        slope = (longest - self._seconds_P[0]) / max(most - self._rows_P[0], 1.0)
+        seconds_B: NDArray[np.float64] = np.interp(rows_B, self._rows_P, self._seconds_P)
+        seconds_B += slope * np.maximum(rows_B - most, 0.0)
+        return seconds_B
+
+
+def choose_lengths(
+    limits: Sequence[int], rates: Sequence[float], times: StepTimes, look_seconds: float = 0.0
+) -> list[int]:
+    """How many ids of each draft to verify in a step of so many requests; all 0 if that pays less than 3 %.
+
+    `limits` are the drafts' lengths, 0 for a request without one; `rates` the chance of an id of each. Rows are taken in
+    order of their survival a^j, so each number of rows is spent best; ties go to the earlier request. To look for drafts
+    takes `look_seconds`, which plain decoding does not.
+    """
+    drafts = enumerate(zip(limits, rates, strict=True))
+    survivals = [(rate**depth, -index) for index, (limit, rate) in drafts for depth in range(1, limit + 1)]
+    survivals.sort(reverse=True)
+    lengths = [0] * len(limits)
+    if not survivals:
+        return lengths
+    tokens_B = len(limits) + np.cumsum([0.0, *(survival for survival, _ in survivals)])
+    seconds_B = times.of(len(limits) + np.arange(len(tokens_B)))
+    seconds_B[1:] += look_seconds
+    speed_B = tokens_B / seconds_B
+    best = int(np.argmax(speed_B))
+    if speed_B[best] >= OFF_UNDER * speed_B[0]:
+        for _, index in survivals[:best]:
+            lengths[-index] += 1
+    return lengths
+
+
+class Gate:
+    """Decides for an engine, step by step. Told of every look for drafts, and of every step that only decodes."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self.rates: dict[str, Rate] = defaultdict(Rate)
+        """By kind of draft."""
+        self._look_seconds = 0.0
+        self._asleep = self._steps = self._unverified = 0
+
+    def wakes(self) -> bool:
+        """Whether to look for drafts for the next step. Call once a step."""
+        self._asleep -= 1
+        return self._asleep < 0 and (self._steps + 1) % PLAIN_EVERY != 0
+
+    def choose(self, limits: Sequence[int], rates: Sequence[float]) -> list[int]:
+        """`choose_lengths` of these drafts, or a probe."""
+        lengths = choose_lengths(limits, rates, self.times, self._look_seconds)
+        if not any(lengths) and self._unverified >= PROBE_EVERY:
+            lengths = [min(limit, PROBE_LENGTH) for limit in limits]
+        if any(lengths):
+            self._unverified = 0
+        return lengths
+
+    def note_look(self, lengths: Sequence[int], seconds: float) -> None:
+        """A look for drafts of so many requests took so long, and came to `lengths`; falls asleep if it was in vain."""
+        self._look_seconds += SMOOTH_LONGER * (seconds - self._look_seconds)
+        if not any(lengths):
+            step_seconds = float(self.times.of(np.array([len(lengths)]))[0])
+            self._asleep = min(int(self._look_seconds / (VAIN_SHARE * step_seconds)), LONGEST_SLEEP)
+
+    def note_step(self, rows: int, seconds: float) -> None:
+        """A step that only decoded took so long."""
+        self.times.note(rows, seconds)
+        self._steps += 1
+        self._unverified += 1

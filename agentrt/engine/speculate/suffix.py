@@ -1,0 +1,178 @@
+"""Drafts from text: what followed, wherever the last ids of a sequence stood before.
+
+`Memory` remembers the ids that the engine has seen lately, of every conversation: the prompt, the tool result that just
+arrived, the turns of the group's other members, and the last epoch's rollouts of the same task. A match may begin
+anywhere, and the longest one wins, so a sibling's text is found before a stranger's by the prompt they share. Several
+matches of that length vote.
+
+A ring of ids with hash chains, as LZ77 coders have them: `chains[o][p]` is the place before p with the same hash of the
+`ORDERS[o]` ids that end there. 20 bytes an id, and a look-up costs microseconds.
+"""
+
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agentrt.core.tokens import IntArray
+from agentrt_kernels.compiled import ordered
+
+CAPACITY = 1 << 19
+"""Ids that are remembered; a power of two."""
+HEADS = 1 << 16
+ORDERS = (8, 3)
+"""Lengths that a match has at least; the longer one is tried first, so that frequent short ones do not hide it."""
+LONGEST = 32
+"""Ids that a match is followed back; beyond, all count as equally long."""
+CANDIDATES = 32
+"""Places that are looked at, the newest first."""
+APART = -1
+"""Lies between two texts; nothing matches it."""
+
+
+class Found(NamedTuple):
+    """What followed the longest match."""
+
+    ids: list[int]
+    matched: int
+    """Ids of the match, at most `LONGEST`; 0 if there is none."""
+    agreed: bool
+    """Every match of that length went on with the same id."""
+
+
+class Memory:
+    """Texts, and what followed in them."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._ring = np.full(capacity, APART, dtype=np.int32)
+        self._chains = np.full((len(ORDERS), capacity), -1, dtype=np.int64)
+        self._heads = np.full((len(ORDERS), HEADS), -1, dtype=np.int64)
+        self._end = 0
+        self._prompts: dict[bytes, int] = {}
+        """Where a text lies that may be given many times: members of a group share their prompt."""
+
+    def add(self, ids: IntArray, start: int, *, once: bool = False) -> None:
+        """Remember `ids[start:]`, and that it follows what stands before. With `once` not if it is remembered already."""
+        if len(ids) - start < 1:
+            return
+        if once and self._is_known(ids[start:]):
+            return
+        first = max(0, start - max(ORDERS))
+        text = np.array(ids[first:][-len(self._ring) // 2 :], dtype=np.int32)
+        self._end = _append(self._ring, self._chains, self._heads, self._end, text, start - first)
+
+    def find(self, ids: IntArray, limit: int) -> Found:
+        """What may follow `ids`, at most `limit` ids of it."""
+        tail, out = np.array(ids[-LONGEST:], dtype=np.int32), np.empty(limit, dtype=np.int32)
+        count, matched, agreed = _follow(self._ring, self._chains, self._heads, self._end, tail, out)
+        return Found(out[:count].tolist(), matched, agreed)
+
+    def _is_known(self, text: IntArray) -> bool:
+        """Whether this text was added in the last half of the ring; if not, that it is now."""
+        key = blake2b(text.tobytes(), digest_size=16).digest()
+        added = self._prompts.pop(key, None)
+        is_known = added is not None and added > self._end - len(self._ring) // 2
+        self._prompts[key] = added if added is not None and is_known else self._end
+        if len(self._prompts) > len(self._ring) // 64:
+            del self._prompts[next(iter(self._prompts))]
+        return is_known
+
+
+@ordered()
+def _append(ring: Any, chains: Any, heads: Any, end: int, text: Any, known: int) -> int:
+    """Write a text whose first `known` ids stand elsewhere already; where the next one begins."""
+    size = ring.shape[0]
+    for i in range(text.shape[0]):
+        ring[(end + i) % size] = text[i]
+    for which in range(len(ORDERS)):
+        order = ORDERS[which]
+        for last in range(max(order, known) - 1, text.shape[0] - 1):  # the last id has nothing after it
+            slot = _hash(text, last + 1, order)
+            chains[which, (end + last) % size] = heads[which, slot]
+            heads[which, slot] = end + last
+    end += text.shape[0]
+    ring[end % size] = APART
+    return end + 1
+
+
+@ordered()
+def _hash(ids: Any, end: int, order: int) -> Any:
+    """Of the `order` ids before `end`."""
+    mixed = np.uint64(1469598103934665603)
+    for i in range(end - order, end):
+        mixed = (mixed ^ np.uint64(ids[i])) * np.uint64(1099511628211)
+    return np.int64((mixed ^ (mixed >> np.uint64(32))) % np.uint64(HEADS))
+
+
+@ordered()
+def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any) -> Any:
+    """Fill `out`; how many ids, the length of the match, and whether all matches agreed on the first."""
+    places, lengths = np.empty(CANDIDATES, dtype=np.int64), np.empty(CANDIDATES, dtype=np.int64)
+    found = 0
+    for which in range(len(ORDERS)):
+        if found == 0 and tail.shape[0] >= ORDERS[which]:
+            found = _matches(ring, chains[which], heads[which], end, tail, ORDERS[which], places, lengths)
+    longest, live = 0, 0
+    for i in range(found):
+        longest = max(longest, lengths[i])
+    for i in range(found):
+        if lengths[i] == longest:
+            places[live] = places[i]
+            live += 1
+    count, agreed = 0, True
+    while count < out.shape[0] and live > 0:
+        winner, votes, voters = _vote(ring, end, places, live, count + 1)
+        if 2 * votes < voters or voters == 0:
+            break
+        agreed = agreed and (count > 0 or votes == voters)
+        out[count] = winner
+        count += 1
+        live = _keep(ring, places, live, count, winner)
+    return count, longest, agreed
+
+
+@ordered()
+def _matches(ring: Any, chain: Any, heads: Any, end: int, tail: Any, order: int, places: Any, lengths: Any) -> int:
+    """Places whose ids, back from there, are the tail's, `order` of them at least; the newest first."""
+    size, found = ring.shape[0], 0
+    place = heads[_hash(tail, tail.shape[0], order)]
+    for _ in range(2 * CANDIDATES):
+        if place < 0 or place <= end - size + LONGEST or found == CANDIDATES:
+            break
+        length = 0
+        while length < tail.shape[0] and ring[(place - length) % size] == tail[tail.shape[0] - 1 - length]:
+            length += 1
+        if length >= order:
+            places[found], lengths[found] = place, length
+            found += 1
+        place = chain[place % size]
+    return found
+
+
+@ordered()
+def _vote(ring: Any, end: int, places: Any, live: int, ahead: int) -> Any:
+    """The id that most texts have `ahead` of their match, the newest of equals; its votes, and how many voted."""
+    winner, most, voters = APART, 0, 0
+    for i in range(live):
+        candidate = ring[(places[i] + ahead) % ring.shape[0]]
+        if candidate == APART or places[i] + ahead >= end:
+            continue
+        voters += 1
+        votes = 0
+        for j in range(live):
+            if places[j] + ahead < end and ring[(places[j] + ahead) % ring.shape[0]] == candidate:
+                votes += 1
+        if votes > most:
+            winner, most = candidate, votes
+    return winner, most, voters
+
+
+@ordered()
+def _keep(ring: Any, places: Any, live: int, ahead: int, winner: int) -> int:
+    """Drop the texts that went on with another id."""
+    kept = 0
+    for i in range(live):
+        if ring[(places[i] + ahead) % ring.shape[0]] == winner:
+            places[kept] = places[i]
+            kept += 1
+    return kept

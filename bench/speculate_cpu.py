@@ -1,0 +1,284 @@
+"""Speculative decoding on this CPU, on against off, in pairs in one run: the same ids, and the time they take.
+
+    python bench/speculate_cpu.py [--rounds 7] [--only quote,siblings,free]
+
+- quote: SmolLM2-135M answers by quoting the tool result that it just got; greedy, and at T = 1. 1, 2 and 4 live requests.
+- siblings: sprout, groups of 8 on calculator tasks at T = 1, whole episodes with their tool calls; the tool costs nothing here.
+- free: text that follows nothing said before, at T = 1; 1, 8 and 32 live requests. What the gate is for.
+
+Each round runs the same work on two engines over the same weights, one with `engine.speculate=auto` and one with `off`,
+in turns first. Both sample the same ids, and the script stops if they do not. Time is the wall's, until all have ended. A
+line gives the median of off/on over the rounds with a 95 % bootstrap interval, and proposed and accepted length.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from agentrt.core import seeds
+from agentrt.core.errors import UsageError
+from agentrt.core.models import find_model
+from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.core.tokens import Tokens
+from agentrt.engine.model.decoder import Decoder
+from agentrt.engine.model.loader import load_model
+from agentrt.engine.runner import ModelRunner
+from agentrt.engine.sequence import Sequence
+from agentrt.engine.step import EngineCore
+from agentrt.env.chat.choose import renderer_for
+from agentrt.env.chat.message import Message
+from agentrt.env.chat.renderer import Family
+from agentrt.env.tool import Tool
+from agentrt_envs.calculator import Calculator
+from agentrt_tools.calculator import evaluate
+
+Work = Callable[[EngineCore, int], list[list[int]]]
+"""Runs round n on an engine; the ids of each conversation."""
+
+
+class Loaded(NamedTuple):
+    """A model and what goes with it."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    renderer: Family
+
+
+@cache
+def loaded(name: str) -> Loaded:
+    """A model by name; read once."""
+    folder = find_model(name)
+    tokenizer = Tokenizer.load(folder)
+    return Loaded(load_model(folder).decoder, tokenizer, renderer_for(folder, tokenizer))
+
+
+def engine(name: str, speculate: str) -> EngineCore:
+    """An engine's core over a model."""
+    decoder, tokenizer, _ = loaded(name)
+    spec = EngineSpec(kv_tokens=32_768, speculate="auto" if speculate == "on" else "off")
+    return EngineCore(
+        ModelRunner(decoder, spec),
+        spec,
+        vocab_size=min(tokenizer.vocab_size, decoder.vocab_size),
+        bytes_of=tokenizer.bytes_of,
+    )
+
+
+class Conversation:
+    """One session of a core, without a service."""
+
+    def __init__(self, core: EngineCore, seed: int, group: str) -> None:
+        self.core, self.seed, self.group = core, seed, group
+        self.tokens, self.lease, self.turns = Tokens(), core.open(), 0
+
+    def submit(self, observed: list[int], params: SamplingParams, max_tokens: int) -> Sequence:
+        """Queue a turn."""
+        self.tokens.observe(observed)
+        seed = seeds.derive(self.seed, "turn", self.turns)
+        sequence = Sequence(tokens=self.tokens, params=params, max_tokens=max_tokens, seed=seed, group=self.group)
+        self.turns += 1
+        self.core.submit(sequence, self.lease)
+        return sequence
+
+
+def drain(core: EngineCore) -> None:
+    while not core.is_idle:
+        core.step()
+
+
+WORDS = (
+    "river", "stone", "market", "harbour", "winter", "letter", "engine", "garden", "silver", "window",
+    "captain", "bridge", "forest", "candle", "mirror", "island", "yellow", "paper", "thunder", "basket",
+)  # fmt: skip
+
+
+def text(rng: random.Random, words: int) -> str:
+    """Sentences of plain words."""
+    return ". ".join(" ".join(rng.choices(WORDS, k=8)).capitalize() for _ in range(words // 8)) + "."
+
+
+def quote(live: int, temperature: float) -> Work:
+    """A tool gave a text, and the answer repeats it."""
+    _, _, renderer = loaded("smollm2-135m")
+    params = SamplingParams(temperature=temperature, stop_token_ids=tuple(renderer.stop_token_ids))
+
+    def work(core: EngineCore, round_: int) -> list[list[int]]:
+        conversations = []
+        for index in range(live):
+            found = text(random.Random(1000 * round_ + index), 48)
+            asked = f"The search tool found this text:\n\n{found}\n\nRepeat the text exactly, word for word."
+            conversation = Conversation(core, 1000 * round_ + index, "")
+            conversation.submit(renderer.prompt([Message("user", asked)], ()), params, 72)
+            conversations.append(conversation)
+        drain(core)
+        return [closed(conversation) for conversation in conversations]
+
+    return work
+
+
+def free(name: str, live: int) -> Work:
+    """Text about nothing that was said."""
+    _, _, renderer = loaded(name)
+    params = SamplingParams(stop_token_ids=tuple(renderer.stop_token_ids), min_tokens=48)
+
+    def work(core: EngineCore, round_: int) -> list[list[int]]:
+        conversations = []
+        for index in range(live):
+            about = random.Random(1000 * round_ + index).sample(WORDS, 3)
+            conversation = Conversation(core, 1000 * round_ + index, "")
+            asked = Message("user", f"Write a story about {about[0]}, {about[1]} and {about[2]}.")
+            conversation.submit(renderer.prompt([asked], ()), params, 48)
+            conversations.append(conversation)
+        drain(core)
+        return [closed(conversation) for conversation in conversations]
+
+    return work
+
+
+def siblings(name: str, groups: int, tasks: list[tuple[Message, ...]], tools: tuple[Tool, ...]) -> Work:
+    """Groups of 8 on calculator tasks: turns, calls, results, until an answer or 4 turns."""
+    _, _, renderer = loaded(name)
+    params = SamplingParams(stop_token_ids=tuple(renderer.stop_token_ids))
+
+    def work(core: EngineCore, round_: int) -> list[list[int]]:
+        conversations, running = [], {}
+        for group in range(groups):
+            task = tasks[(round_ * groups + group) % len(tasks)]
+            for member in range(8):
+                conversation = Conversation(core, seeds.derive(round_, group, member), f"{round_} {group}")
+                running[conversation.submit(renderer.prompt(task, tools), params, 64)] = conversation
+                conversations.append(conversation)
+        while not core.is_idle:
+            for sequence in core.step():
+                conversation = running.pop(sequence)
+                observed = answered(renderer, sequence, tools)
+                if observed and conversation.turns < 4:
+                    running[conversation.submit(observed, params, 64)] = conversation
+        return [closed(conversation) for conversation in conversations]
+
+    return work
+
+
+def answered(renderer: Family, sequence: Sequence, tools: tuple[Tool, ...]) -> list[int]:
+    """The ids of the results of a turn's calls; empty if it called nothing."""
+    ids = sequence.tokens.token_ids[sequence.context_tokens :]
+    turn = renderer.parse(ids, sequence.finish_reason, tools)
+    results = [
+        Message("tool", calculated(call.arguments), name=call.name, call_id=call.id) for call in turn.message.calls
+    ]
+    if not results or sequence.finish_reason != "stop":
+        return []
+    return renderer.join(results, ended=True, end_id=ids[-1])
+
+
+def calculated(arguments: object) -> str:
+    try:
+        return evaluate(str(dict(arguments)["expression"]))  # type: ignore[call-overload]
+    except (ValueError, KeyError, TypeError, ArithmeticError) as error:
+        return str(error)
+
+
+def closed(conversation: Conversation) -> list[int]:
+    conversation.core.cache.close(conversation.lease)
+    return conversation.tokens.token_ids.tolist()
+
+
+class Row(NamedTuple):
+    """What one kind of work gave."""
+
+    name: str
+    ratios: list[float]
+    proposed: float
+    accepted: float
+    tokens_per_second: float
+
+    def line(self) -> str:
+        low, high = interval(self.ratios)
+        return (
+            f"{self.name:<34} {statistics.median(self.ratios):5.2f} x  [{low:.2f}, {high:.2f}]   "
+            f"proposed {self.proposed:4.2f}  accepted {self.accepted:4.2f}   off {self.tokens_per_second:6.0f} tokens/s"
+        )
+
+
+def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
+    """95 % bootstrap interval of the median."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
+    return medians[draws // 40], medians[-draws // 40]
+
+
+def measure(name: str, model: str, work: Work, rounds: int) -> Row:
+    """Round 0 warms up and is not counted."""
+    cores = {"on": engine(model, "on"), "off": engine(model, "off")}
+    ratios, speeds = [], []
+    for round_ in range(rounds + 1):
+        seconds, texts = {}, {}
+        for which in ("on", "off") if round_ % 2 else ("off", "on"):
+            before, started = cores[which].statistics(0).tokens_sampled, time.perf_counter()
+            texts[which] = work(cores[which], round_)
+            seconds[which] = time.perf_counter() - started
+            tokens = cores[which].statistics(0).tokens_sampled - before
+        assert texts["on"] == texts["off"], f"{name}: other ids with speculation"
+        if round_:
+            ratios.append(seconds["off"] / seconds["on"])
+            speeds.append(tokens / seconds["off"])
+    found = cores["on"].statistics(0)
+    verified = max(found.verifications, 1)
+    return Row(
+        name, ratios, found.tokens_drafted / verified, found.tokens_accepted / verified, statistics.median(speeds)
+    )
+
+
+def rows(only: set[str], rounds: int) -> Iterator[Row]:
+    import anyio
+
+    async def tasks(count: int) -> list[tuple[Message, ...]]:
+        found = []
+        async for task in Calculator().tasks("train"):
+            found.append(tuple(task.messages))
+            if len(found) == count:
+                break
+        return found
+
+    if "siblings" in only:
+        prompts = anyio.run(tasks, 64)
+        for name in ("sprout", "smollm2-135m"):
+            work = siblings(name, 1, prompts, Calculator.tools)
+            yield measure(
+                f"siblings, {name}, a group of 8", name, work, rounds if name == "sprout" else rounds // 2 + 1
+            )
+    if "quote" in only:
+        for live in (1, 2, 4):
+            for temperature in (0.0, 1.0):
+                yield measure(
+                    f"quote, T = {temperature:g}, {live} live", "smollm2-135m", quote(live, temperature), rounds
+                )
+    if "free" in only:
+        for name in ("sprout", "smollm2-135m"):
+            for live in (1, 8, 32):
+                yield measure(f"free, {name}, {live} live", name, free(name, live), rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", default="siblings,quote,free")
+    options = parser.parse_args()
+    print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"}))
+    for row in rows(set(options.only.split(",")), options.rounds):
+        print(row.line(), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UsageError as error:
+        raise SystemExit(str(error)) from error
