@@ -103,24 +103,24 @@ def _machine() -> Iterator[Finding]:
 
 
 def _engine(model: str) -> Iterator[Finding]:
-    """The row counts at which a row's bits are its own, for the shapes of a model."""
-    import torch
-
+    """How a float16 model's weights are kept, and the row counts at which a row's bits are its own, by their shapes."""
     from agentrt.engine.model.config import load_config
     from agentrt.engine.model.decoder import expected_shapes
-    from agentrt.engine.model.linear import safe_row_counts
+    from agentrt.engine.model.linear import has_packing, safe_row_counts
 
     try:
         shapes = expected_shapes(load_config(find_model(model)))
     except AgentrtError as error:
         yield Finding("model", f"{model}: not usable", str(error))
         return
+    kind = "fp16" if has_packing() else "fp32"
     shapes_of: dict[tuple[int, ...], list[str]] = {}
     for rows, columns in sorted({shape for shape in shapes.values() if len(shape) == 2}):
-        counts = safe_row_counts(torch.empty(rows, columns, device="meta"))
+        counts = safe_row_counts(kind, rows, columns)
         shapes_of.setdefault(counts, []).append(f"{columns} to {rows}")
     for counts, layers in shapes_of.items():
-        yield Finding("safe rows", f"{', '.join(map(str, counts))} for layers {', '.join(layers)} ({model})")
+        few = ", ".join(map(str, counts[:8])) + (f" ... {counts[-1]}" if len(counts) > 8 else "")
+        yield Finding("linear layers", f"{kind}; safe rows {few} for layers {', '.join(layers)} ({model})")
 
 
 def _sandbox() -> Iterator[Finding]:

@@ -78,6 +78,12 @@ def exp32(x: Any) -> Any:
 
 
 @ordered()
+def ordered_bits(bits: Any) -> Any:
+    """A float32's bits as an integer in the floats' order, and back: it is its own inverse."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@ordered()
 def sigmoid32(x: Any) -> Any:
     """1 / (1 + e^-x) in float32, for any x."""
     small = exp32(-abs(x))  # at most 1, so nothing overflows

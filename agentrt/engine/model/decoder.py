@@ -10,6 +10,7 @@ V the output layer's rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Literal, NamedTuple
 
@@ -75,15 +76,21 @@ class _Layer(NamedTuple):
 class Decoder:
     """A causal model over paged KV. Holds its weights and no other state, so any number of threads may call it."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu") -> None:
-        """`weights` has the tensors of `expected_shapes(config)`, float32, all on one device."""
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu", *, is_exact: bool = True
+    ) -> None:
+        """`weights` has the tensors of `expected_shapes(config)`, float32, all on one device.
+
+        Not `is_exact`: linear layers take any number of rows as it is, and a row's last bits may depend on the batch.
+        """
         self.config, self.ops = config, load_ops(ops, config.gate)
+        self._linear = partial(Linear, is_exact=is_exact)
         self.embedding_VD = weights["model.embed_tokens.weight"]
         tables = {rope: rope_tables(rope, config.head_dim, config.context_length) for rope in set(config.ropes)}
         angles = {rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()}
         self.layers = [self._layer(weights, index, angles[rope]) for index, rope in enumerate(config.ropes)]
         self.norm_D = weights["model.norm.weight"] + config.norm_offset
-        self.head = Linear(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
+        self.head = self._linear(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
         self.num_parameters = sum(weights[name].numel() for name in expected_shapes(config))
 
     @property
@@ -156,14 +163,14 @@ class Decoder:
         mlp_norm = "pre_feedforward_layernorm" if config.out_norms else "post_attention_layernorm"
         return _Layer(
             attention_norm_D=norm("input_layernorm"),
-            qkv=Linear(torch.cat([of(f"{attention}{name}_proj.weight") for name in "qkv"]), qkv_bias),
+            qkv=self._linear(torch.cat([of(f"{attention}{name}_proj.weight") for name in "qkv"]), qkv_bias),
             qk_norms=qk_norms,
             angles=angles,
-            output=Linear(of(attention + "o_proj.weight")),
+            output=self._linear(of(attention + "o_proj.weight")),
             output_norm_D=norm("post_attention_layernorm") if config.out_norms else None,
             mlp_norm_D=norm(mlp_norm),
-            gate_up=Linear(torch.cat([of(mlp + "gate_proj.weight"), of(mlp + "up_proj.weight")])),
-            down=Linear(of(mlp + "down_proj.weight")),
+            gate_up=self._linear(torch.cat([of(mlp + "gate_proj.weight"), of(mlp + "up_proj.weight")])),
+            down=self._linear(of(mlp + "down_proj.weight")),
             down_norm_D=norm("post_feedforward_layernorm") if config.out_norms else None,
             window=config.windows[index],
             group=config.group_of(index),

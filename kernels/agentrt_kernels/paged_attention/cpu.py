@@ -1,16 +1,28 @@
 """Attention over keys and values in pages, compiled.
 
-A task is one row and one KV head. It walks the row's pages in the order of positions with a running softmax, so its
-bits depend on its own position, keys and values alone.
+A row takes its keys block by block, a block being `KEYS` positions from a multiple of `KEYS` on, with a running softmax:
+score the block's keys, turn the scores into weights, mix the values. So its bits depend on its own position, keys and
+values alone.
+
+A task is one KV head and a few neighbouring rows, which walk their blocks together. Where their tables name the same
+pages (the rows of a prompt chunk, siblings over a shared prefix, however their tree branches) these are read from memory
+once for all. Sharing is nothing but an order of the same operations: there are no partial results to merge, and a row has
+the same bits with and without siblings. It pays where rows that share pages are neighbours; the caller sees to that.
 """
 
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, exp32, ordered, reducing, spread
+from agentrt_kernels.compiled import array, exp32, ordered, ordered_bits, reducing, spread
 from agentrt_kernels.pages import PageLayout
+
+KEYS = 64
+"""Keys of a block, K and V of which fit the first-level cache twice over; one page if that is larger."""
+ROWS = 8
+"""Rows of a task at most: their queries and sums stay in the second-level cache."""
 
 
 def paged_attention(
@@ -25,9 +37,10 @@ def paged_attention(
     out_NHD = q_NHD.new_empty(q_NHD.shape)
     positions = array(positions_N)
     multiplications = 2 * q_NHD.shape[1] * q_NHD.shape[2] * int(positions.sum())
+    rows = max(1, min(ROWS, q_NHD.shape[0] * layout.kv_heads // (4 * torch.get_num_threads())))
     spread(
-        _attend, q_NHD.shape[0] * layout.kv_heads, 0.1 * multiplications,
-        array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
+        _attend, -(-q_NHD.shape[0] // rows) * layout.kv_heads, 0.04 * multiplications,
+        rows, array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
         layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, array(out_NHD),
     )  # fmt: skip
     return out_NHD
@@ -35,57 +48,73 @@ def paged_attention(
 
 @ordered()
 def _attend(
-    begin: int, end: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any, page_size: int,
-    page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
+    begin: int, end: int, rows: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
+    page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
 ) -> None:  # fmt: skip
-    rows, heads, size = q_NHD.shape
+    count, heads, size = q_NHD.shape
     group = heads // kv_heads
+    block_pages = max(1, KEYS // page_size)
+    scores_T = np.empty(block_pages * page_size, dtype=np.float32)
+    peak_RG, total_RG = np.empty((rows, group), dtype=np.float32), np.empty((rows, group), dtype=np.float32)
+    blocks = (count + rows - 1) // rows
     for task in range(begin, end):
         turn, k = task // kv_heads, task % kv_heads
         # From both ends in turn: a prompt chunk's later rows cost more, and each thread takes one stretch of tasks.
-        n = turn // 2 if turn % 2 == 0 else rows - 1 - turn // 2
+        block = turn // 2 if turn % 2 == 0 else blocks - 1 - turn // 2
+        start, stop = block * rows, min((block + 1) * rows, count)
         k_offset = layer_offset + k * page_size * size
-        _attend_row(
-            q_NHD[n, k * group : (k + 1) * group], positions_N[n], tables_SP[table_of_N[n]], pool, page_size,
-            page_stride, k_offset, k_offset + kv_stride, window, out_NHD[n, k * group : (k + 1) * group],
-        )  # fmt: skip
+        first_page, last_page = np.int64(0), positions_N[start:stop].max() // page_size
+        if window > 0:
+            first_page = max(0, positions_N[start:stop].min() - window + 1) // page_size
+        peak_RG[:], total_RG[:] = np.float32(-np.inf), np.float32(0.0)
+        out_NHD[start:stop, k * group : (k + 1) * group] = np.float32(0.0)
+        for page in range(first_page // block_pages * block_pages, last_page + 1, block_pages):
+            for n in range(start, stop):
+                first = max(0, positions_N[n] - window + 1) if window > 0 else np.int64(0)
+                first, last = max(first, page * page_size), min(positions_N[n] + 1, (page + block_pages) * page_size)
+                if first < last:
+                    _attend_block(
+                        q_NHD[n, k * group : (k + 1) * group], tables_SP[table_of_N[n]], first, last, pool, page_size,
+                        page_stride, k_offset, k_offset + kv_stride, scores_T[: last - first], peak_RG[n - start],
+                        total_RG[n - start], out_NHD[n, k * group : (k + 1) * group],
+                    )  # fmt: skip
+        for n in range(start, stop):
+            for g in range(group):
+                for d in range(size):
+                    out_NHD[n, k * group + g, d] /= total_RG[n - start, g]
 
 
 @ordered()
-def _attend_row(
-    q_GD: Any, position: int, table_P: Any, pool: Any, page_size: int, page_stride: int,
-    k_offset: int, v_offset: int, window: int, out_GD: Any,
+def _attend_block(
+    q_GD: Any, table_P: Any, first: int, last: int, pool: Any, page_size: int, page_stride: int,
+    k_offset: int, v_offset: int, scores_T: Any, peak_G: Any, total_G: Any, out_GD: Any,
 ) -> None:  # fmt: skip
+    """Add the keys `first` to `last` of one block to one row's running softmax."""
     group, size = q_GD.shape
     scale = np.float32(1.0 / np.sqrt(size))
-    weights = np.empty(page_size, dtype=np.float32)
-    peak_G = np.full(group, -np.inf, dtype=np.float32)
-    total_G = np.zeros(group, dtype=np.float32)
-    out_GD[:] = np.float32(0.0)
-    first = max(0, position - window + 1) if window > 0 else 0
-    for page in range(first // page_size, position // page_size + 1):
-        start = max(first - page * page_size, 0)
-        stop = min(position + 1 - page * page_size, page_size)
-        base = np.int64(table_P[page]) * page_stride
-        k_TD = pool[base + k_offset + start * size : base + k_offset + stop * size]
-        v_TD = pool[base + v_offset + start * size : base + v_offset + stop * size]
-        weights_T = weights[: stop - start]
-        for g in range(group):
-            _score(q_GD[g], k_TD, scale, weights_T)
-            _weigh(weights_T, peak_G, total_G, g, out_GD[g])
-            _mix(weights_T, v_TD, out_GD[g])
+    first_page, last_page = first // page_size, (last - 1) // page_size
     for g in range(group):
-        for d in range(size):
-            out_GD[g, d] /= total_G[g]
+        for page in range(first_page, last_page + 1):
+            start, stop = max(first, page * page_size), min(last, (page + 1) * page_size)
+            place = np.int64(table_P[page]) * page_stride + k_offset
+            k_TD = pool[place + (start - page * page_size) * size : place + (stop - page * page_size) * size]
+            _score(q_GD[g], k_TD, scale, scores_T[start - first : stop - first])
+        _weigh(scores_T, peak_G, total_G, g, out_GD[g])
+        for page in range(first_page, last_page + 1):
+            start, stop = max(first, page * page_size), min(last, (page + 1) * page_size)
+            place = np.int64(table_P[page]) * page_stride + v_offset
+            v_TD = pool[place + (start - page * page_size) * size : place + (stop - page * page_size) * size]
+            _mix(scores_T[start - first : stop - first], v_TD, out_GD[g])
 
 
 @ordered()
 def _weigh(scores_T: Any, peak_G: Any, total_G: Any, g: int, out_D: Any) -> None:
-    """Turn one page's scores into weights, and bring what was summed before to the new peak."""
-    peak = peak_G[g]
-    for t in range(scores_T.shape[0]):
-        peak = max(peak, scores_T[t])
-    if peak > peak_G[g]:
+    """Turn a block's scores into weights, and bring what was summed before to the new peak."""
+    best = ordered_bits(np.float32(peak_G[g]).view(np.int32))
+    for bits in scores_T.view(np.int32):  # compared as integers, which is vector code; a NaN wins or is passed over
+        best = max(best, ordered_bits(bits))
+    peak = np.int32(ordered_bits(best)).view(np.float32)
+    if peak != peak_G[g]:
         shrink = exp32(peak_G[g] - peak)
         peak_G[g] = peak
         total_G[g] *= shrink
@@ -93,8 +122,15 @@ def _weigh(scores_T: Any, peak_G: Any, total_G: Any, g: int, out_D: Any) -> None
             out_D[d] *= shrink
     for t in range(scores_T.shape[0]):
         scores_T[t] = exp32(scores_T[t] - peak)
-    for t in range(scores_T.shape[0]):
-        total_G[g] += scores_T[t]
+    total_G[g] += _sum(scores_T)
+
+
+@reducing()
+def _sum(x_T: Any) -> Any:
+    total = np.float32(0.0)
+    for t in range(x_T.shape[0]):
+        total += x_T[t]
+    return total
 
 
 # Two loops over a page (flat here). Four tokens a round share the loads of q and out, which is three times as fast;

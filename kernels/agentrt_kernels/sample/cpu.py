@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt_kernels.compiled import exp64, ordered, reducing, spread
+from agentrt_kernels.compiled import exp64, ordered, ordered_bits, reducing, spread
 from agentrt_kernels.sample.reference import SLACK
 from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules, Scored
 
@@ -164,14 +164,8 @@ def _peak(logits_V: Any) -> float:
     """The largest logit, by comparing integers, which is vector code; a NaN comes out as NaN or is passed over."""
     best = np.int32(-2147483648)
     for bits in logits_V.view(np.int32):
-        best = max(best, _ordered_bits(bits))
-    return np.float64(np.int32(_ordered_bits(best)).view(np.float32))
-
-
-@ordered()
-def _ordered_bits(bits: Any) -> Any:
-    """A float32's bits as an integer in the floats' order, and back: it is its own inverse."""
-    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+        best = max(best, ordered_bits(bits))
+    return np.float64(np.int32(ordered_bits(best)).view(np.float32))
 
 
 @reducing()
