@@ -106,6 +106,27 @@ def test_c29_bits_from_the_prefix_cache() -> None:
     assert output(sequence) == alone(4)
 
 
+def test_bits_among_siblings() -> None:
+    """Forks over a shared prefix, of two levels, in one batch and each alone."""
+
+    def outputs(together: bool) -> list[Output]:
+        core = make_core()
+        root, tokens = core.open(), Tokens()
+        submit(core, prompt(4), 4, root, tokens)
+        drain(core)
+        leases = [core.fork(root, len(tokens)) for _ in range(3)]
+        leases += [core.fork(leases[0], len(tokens)) for _ in range(3)]
+        sequences = []
+        for seed, lease in enumerate(leases):
+            sequences.append(submit(core, prompt(seed)[:5], seed, lease, tokens.copy()))
+            if not together:
+                drain(core)
+        drain(core)
+        return [output(sequence) for sequence in sequences]
+
+    assert outputs(together=True) == outputs(together=False)
+
+
 def test_c29_bits_after_preemption() -> None:
     core = make_core(pages=8)
     for _ in range(40):

@@ -14,6 +14,7 @@ ROWS = {
     3: [(0, 5), (1, 0), (1, 1)],
     7: [(2, 9), *((0, position) for position in range(3, 8)), (1, 0)],
     33: [*((1, position) for position in range(32)), (0, 40)],
+    34: [(0, 200), *((1, position) for position in range(110, 143))],
 }
 
 
@@ -63,6 +64,25 @@ def test_rows_do_not_know_their_neighbours(make_paged: Callable[..., Any], page_
     for order in (torch.arange(33).flip(0), torch.randperm(33), torch.tensor([4]), torch.arange(7, 14)):
         some = paged._replace(positions_N=paged.positions_N[order], table_of_N=paged.table_of_N[order])
         assert torch.equal(cpu.paged_attention(q_NHD[order], *some, 0, 0), together_NHD[order])
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_siblings_change_nothing(make_paged: Callable[..., Any], page_size: int) -> None:
+    """Rows over a tree of shared pages, against the same rows over copies of their own, and one by one."""
+    rows = [(sequence, 150 + 3 * sequence) for sequence in range(12)]
+    paged = make_paged(rows, page_size, kv_heads=2, head_dim=32)
+    shared_SP = paged.tables_SP.clone()
+    shared_SP[:, : 64 // page_size] = shared_SP[0, : 64 // page_size]
+    for first in (0, 4, 8):
+        shared_SP[first : first + 4, : 128 // page_size] = shared_SP[first, : 128 // page_size]
+    pages_PE = paged.pool.view(-1, paged.layout.page_stride)
+    pages_PE[paged.tables_SP.flatten().long()] = pages_PE[shared_SP.flatten().long()].clone()
+    q_NHD = torch.randn(12, 6, 32)
+    together_NHD = cpu.paged_attention(q_NHD, *paged._replace(tables_SP=shared_SP), 1, 0)
+    assert torch.equal(together_NHD, cpu.paged_attention(q_NHD, *paged, 1, 0))
+    for row in range(12):
+        alone = (paged.positions_N[row : row + 1], paged.table_of_N[row : row + 1], shared_SP, *paged[3:])
+        assert torch.equal(cpu.paged_attention(q_NHD[row : row + 1], *alone, 1, 0)[0], together_NHD[row])
 
 
 def test_threads_change_nothing(make_paged: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
