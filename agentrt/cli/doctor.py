@@ -106,14 +106,14 @@ def _engine(model: str) -> Iterator[Finding]:
     """How a float16 model's weights are kept, and the row counts at which a row's bits are its own, by their shapes."""
     from agentrt.engine.model.config import load_config
     from agentrt.engine.model.decoder import expected_shapes
-    from agentrt.engine.model.linear import has_packing, safe_row_counts
+    from agentrt.engine.model.linear import Kind, has_packing, safe_row_counts
 
     try:
         shapes = expected_shapes(load_config(find_model(model)))
     except AgentrtError as error:
         yield Finding("model", f"{model}: not usable", str(error))
         return
-    kind = "fp16" if has_packing() else "fp32"
+    kind: Kind = "fp16" if has_packing() else "fp32"
     shapes_of: dict[tuple[int, ...], list[str]] = {}
     for rows, columns in sorted({shape for shape in shapes.values() if len(shape) == 2}):
         counts = safe_row_counts(kind, rows, columns)

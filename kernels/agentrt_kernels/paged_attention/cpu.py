@@ -63,14 +63,14 @@ def _attend(
         block = turn // 2 if turn % 2 == 0 else blocks - 1 - turn // 2
         start, stop = block * rows, min((block + 1) * rows, count)
         k_offset = layer_offset + k * page_size * size
-        first_page, last_page = np.int64(0), positions_N[start:stop].max() // page_size
+        first_page, last_page = 0, positions_N[start:stop].max() // page_size
         if window > 0:
             first_page = max(0, positions_N[start:stop].min() - window + 1) // page_size
         peak_RG[:], total_RG[:] = np.float32(-np.inf), np.float32(0.0)
         out_NHD[start:stop, k * group : (k + 1) * group] = np.float32(0.0)
         for page in range(first_page // block_pages * block_pages, last_page + 1, block_pages):
             for n in range(start, stop):
-                first = max(0, positions_N[n] - window + 1) if window > 0 else np.int64(0)
+                first = max(0, positions_N[n] - window + 1) if window > 0 else 0
                 first, last = max(first, page * page_size), min(positions_N[n] + 1, (page + block_pages) * page_size)
                 if first < last:
                     _attend_block(
