@@ -8,6 +8,7 @@ from agentrt.core.errors import UsageError
 from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
+from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import load_model
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
@@ -22,11 +23,19 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
     loaded = load_model(folder, _checked_device(spec.device))
     decoder = loaded.decoder
     vocab_size = min(tokenizer.vocab_size, decoder.vocab_size)
-    core = EngineCore(ModelRunner(decoder, spec), spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
+    core = EngineCore(_runner(decoder, spec), spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
     info = EngineInfo(
         model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
     )
     return EngineService(core, info)
+
+
+def _runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:
+    if decoder.device.type != "cuda":
+        return ModelRunner(decoder, spec)
+    from agentrt.engine.cuda_runner import CudaRunner  # Triton, which a machine without a GPU need not have
+
+    return CudaRunner(decoder, spec)
 
 
 def _checked_device(name: str) -> str:

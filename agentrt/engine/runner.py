@@ -5,12 +5,15 @@ import time
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.group import size_groups
 from agentrt.engine.kv.lease import PageCopy
 from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.sampler import Logits
+from agentrt_kernels.pages import PageLayout
 
 PROBE_ROWS, PROBE_KEYS, PROBE_RUNS = 32, 1024, 2
 
@@ -18,16 +21,19 @@ PROBE_ROWS, PROBE_KEYS, PROBE_RUNS = 32, 1024, 2
 class ModelRunner:
     """`engine.step.Runner` over a decoder. Each cache group has one flat tensor, a page contiguous in it."""
 
+    SPARE_PAGES = 0
+    """Pages at the end of each tensor that no sequence gets."""
+
     def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
         self.decoder, self.page_size = decoder, spec.page_size
         self.groups = size_groups(decoder.config.group_windows, spec)
         self._kv = [
-            PagedKV(torch.zeros(group.num_pages * layout.page_stride, device=decoder.device), layout)
+            PagedKV(self._new_pool(group.num_pages + self.SPARE_PAGES, layout), layout)
             for group, layout in zip(self.groups, decoder.page_layouts(spec.page_size), strict=True)
         ]
         self.cost_per_key = self._measured_cost_per_key()
 
-    def run(self, batch: Batch) -> NDArray[np.float32]:
+    def run(self, batch: Batch) -> Logits:
         batch = side_by_side(batch)
         token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M = (
             torch.from_numpy(array).to(self.decoder.device) for array in batch[:5]
@@ -35,6 +41,9 @@ class ModelRunner:
         logits_MV = self.decoder.forward(token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M)
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
         return logits
+
+    def _new_pool(self, pages: int, layout: PageLayout) -> Tensor:
+        return torch.zeros(pages * layout.page_stride, dtype=self.decoder.dtype, device=self.decoder.device)
 
     def copy_page(self, copy: PageCopy) -> None:
         pool, layout = self._kv[copy.group]
@@ -50,7 +59,7 @@ class ModelRunner:
         for attempt in range(PROBE_RUNS + 1):
             for which, batch in enumerate((few, many)):
                 started = time.perf_counter()
-                self.run(batch)
+                torch.as_tensor(self.run(batch)).cpu()  # waits for a device
                 if attempt:  # the first one compiles
                     seconds[which].append(time.perf_counter() - started)
         ratio = min(seconds[1]) / min(seconds[0])

@@ -6,16 +6,19 @@ cannot be had, because a grammar fails, and a row that cannot be sampled from en
 
 from collections.abc import Sequence as List
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from agentrt.core.protocol import Grammar
 from agentrt.engine.sequence import Sequence
 from agentrt_kernels.sample import cpu
 from agentrt_kernels.sample.rules import NO_EDITS, Edits, Rule, Rules
 
+Logits = NDArray[np.float32] | Tensor
+"""A runner's: in memory, or on its device."""
 NO_IDS = np.empty(0, dtype=np.int64)
 
 
@@ -61,18 +64,18 @@ def laws_of(readers: List[Sequence], vocab_size: int) -> Lawful:
     return laws
 
 
-def sample(logits_MV: NDArray[np.float32], sequences: List[Sequence], laws: Lawful, vocab_size: int) -> list[Drawn]:
+def sample(logits_MV: Logits, sequences: List[Sequence], laws: Lawful, vocab_size: int) -> list[Drawn]:
     """Draw an id from each row for its sequence. Only ids below `vocab_size` are drawn."""
     rules, errors, positions = laws
     seeds_M = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
     positions_M = np.array(positions, dtype=np.int64)
-    columns = cpu.sample(logits_MV, vocab_size, Rules.of(rules), seeds_M, positions_M)
+    columns = _draw(logits_MV, vocab_size, Rules.of(rules), seeds_M, positions_M)
     drawn = [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     for row, one in enumerate(drawn):
         if errors[row] or one.token_id < 0:
-            drawn[row] = one._replace(error=errors[row] or _why_none(logits_MV[row, :vocab_size]))
+            drawn[row] = one._replace(error=errors[row] or _why_none(on_host(logits_MV[row, :vocab_size])))
         elif count := sequences[row].params.top_logprobs:
-            drawn[row] = one._replace(top_logprobs=_most_likely(logits_MV[row], rules[row], count, vocab_size))
+            drawn[row] = one._replace(top_logprobs=_most_likely(on_host(logits_MV[row]), rules[row], count, vocab_size))
     return drawn
 
 
@@ -83,7 +86,7 @@ def drawn_instead(drawn: Drawn, token_id: int, logits_V: NDArray[np.float32], ru
     return drawn._replace(token_id=token_id, logprob=float(scored.logprobs_B[0]), raw_logprob=raw_logprob)
 
 
-def score(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size: int) -> None:
+def score(logits_MV: Logits, sequences: List[Sequence], vocab_size: int) -> None:
     """Give each sequence the logprob of the id that it scores next, a row after the other; or say why there is none.
 
     It is what sampling that id would have recorded: under the law, at temperature 0 under the untempered one, and -inf for
@@ -95,12 +98,25 @@ def score(logits_MV: NDArray[np.float32], sequences: List[Sequence], vocab_size:
         rules.append(rule)
         errors.append(error)
         ids.append(sequence.next_scored())
-    scored = cpu.score(logits_MV, vocab_size, Rules.of(rules), np.array(ids, dtype=np.int64))
+    scored = cpu.score(on_host(logits_MV), vocab_size, Rules.of(rules), np.array(ids, dtype=np.int64))
     for row, (sequence, logprob) in enumerate(zip(sequences, scored.logprobs_B.tolist(), strict=True)):
         if errors[row] or np.isnan(logprob):
-            sequence.error = sequence.error or errors[row] or _why_none(logits_MV[row, :vocab_size])
+            sequence.error = sequence.error or errors[row] or _why_none(on_host(logits_MV[row, :vocab_size]))
         else:
             sequence.score(logprob)
+
+
+def _draw(logits_MV: Logits, *law: Any) -> Any:
+    if not isinstance(logits_MV, Tensor):
+        return cpu.sample(logits_MV, *law)
+    from agentrt_kernels.sample import launch  # Triton, which a machine without a GPU need not have
+
+    return launch.sample(logits_MV, *law)
+
+
+def on_host(logits: Logits) -> NDArray[np.float32]:
+    """For what is asked of few rows."""
+    return logits.float().cpu().numpy() if isinstance(logits, Tensor) else logits
 
 
 def _most_likely(logits_V: NDArray[np.float32], rule: Rule, count: int, vocab_size: int) -> dict[int, float]:

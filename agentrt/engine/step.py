@@ -12,9 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
@@ -23,7 +20,7 @@ from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
 from agentrt.engine.kv.radix import Namespace
-from agentrt.engine.sampler import Drawn, laws_of, sample, score
+from agentrt.engine.sampler import Drawn, Logits, laws_of, sample, score
 from agentrt.engine.scheduler import Capacity, Demand, plan_step
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.accept import committed
@@ -44,7 +41,7 @@ class Runner(Protocol):
     cost_per_key: float
     """What a row costs more for each key it attends, in rows that attend nothing."""
 
-    def run(self, batch: Batch) -> NDArray[np.float32]:
+    def run(self, batch: Batch) -> Logits:
         """Write the KV of every row to its page and return `logits_MV` for `batch.out_rows_M`."""
 
     def copy_page(self, copy: PageCopy) -> None:
@@ -220,7 +217,7 @@ class EngineCore:
         self._queue(sequence)
         return True
 
-    def _read(self, readers: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
+    def _read(self, readers: list[Sequence], logits_MV: Logits) -> None:
         """Sample from each row, or score the id after it."""
         sampling = [row for row, sequence in enumerate(readers) if not sequence.num_scored]
         if len(sampling) < len(readers):
@@ -230,7 +227,7 @@ class EngineCore:
         if sampling:
             self._commit([readers[row] for row in sampling], logits_MV)
 
-    def _commit(self, sampling: list[Sequence], logits_MV: NDArray[np.float32]) -> None:
+    def _commit(self, sampling: list[Sequence], logits_MV: Logits) -> None:
         """Append what was sampled; of a sequence with a draft, what stood of that and the id after it."""
         laws = laws_of(sampling, self.vocab_size)
         drawn = sample(logits_MV, sampling, laws, self.vocab_size)
@@ -243,9 +240,7 @@ class EngineCore:
             else:
                 self._append(sequence, drawn[rows.start])
 
-    def _commit_draft(
-        self, sequence: Sequence, drawn: list[Drawn], logits_KV: NDArray[np.float32], rules: list[Rule]
-    ) -> None:
+    def _commit_draft(self, sequence: Sequence, drawn: list[Drawn], logits_KV: Logits, rules: list[Rule]) -> None:
         """What follows an end id, a stop string or the last id of a turn is not committed, whoever agreed to it."""
         before, proposed = len(sequence.tokens), sequence.draft.ids
         for one in committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size):

@@ -1,8 +1,10 @@
 """Where a token's keys and values lie in the page pool.
 
-The pool is one flat float32 tensor. Page p begins at element p * page_stride; in it the layers follow one another,
-each first K and then V, each `[kv_heads, page_size, head_dim]`. So one page is one contiguous copy, whatever the
-number of layers.
+The pool is one flat tensor. Page p begins at element p * page_stride; in it the layers follow one another, each first
+K and then V, each `[kv_heads, page_size, head_dim]`. So one page is one contiguous copy, whatever the number of layers.
+
+A pool in 8 bits (on a GPU) has a float32 scale for each head's key and value of a token: they follow the K (or V) they
+belong to, `[kv_heads, page_size]`, so a page is still one copy.
 """
 
 from typing import NamedTuple
@@ -16,6 +18,8 @@ class PageLayout(NamedTuple):
     num_layers: int
     kv_heads: int
     head_dim: int
+    scale_size: int = 0
+    """Elements that one scale takes; 0 if there are none."""
 
     @property
     def page_stride(self) -> int:
@@ -30,4 +34,4 @@ class PageLayout(NamedTuple):
     @property
     def kv_stride(self) -> int:
         """Elements of one layer's K (or V) within a page."""
-        return self.kv_heads * self.page_size * self.head_dim
+        return self.kv_heads * self.page_size * (self.head_dim + self.scale_size)

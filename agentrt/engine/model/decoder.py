@@ -22,7 +22,7 @@ from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.rope import rope_tables
 from agentrt_kernels.pages import PageLayout
 
-OpsName = Literal["cpu", "reference"]
+OpsName = Literal["cpu", "launch", "reference"]
 
 
 class Ops(NamedTuple):
@@ -40,6 +40,13 @@ class PagedKV(NamedTuple):
 
     pool: Tensor
     layout: PageLayout
+
+
+def ops_for(device: torch.device) -> tuple[OpsName, torch.dtype]:
+    """The operations for a kind of device, and the type of the weights and of the KV there."""
+    if device.type == "cuda":  # AMD's devices go by this name too
+        return "launch", torch.bfloat16
+    return ("cpu" if device.type == "cpu" else "reference"), torch.float32
 
 
 def load_ops(name: OpsName, gate: Gate) -> Ops:
@@ -79,7 +86,7 @@ class Decoder:
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu", *, is_exact: bool = True
     ) -> None:
-        """`weights` has the tensors of `expected_shapes(config)`, float32, all on one device.
+        """`weights` has the tensors of `expected_shapes(config)`, of one type and on one device; `cpu` takes float32.
 
         Not `is_exact`: linear layers take any number of rows as it is, and a row's last bits may depend on the batch.
         """
@@ -98,6 +105,11 @@ class Decoder:
         return self.embedding_VD.device
 
     @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, of what passes between the operations, and of the KV."""
+        return self.embedding_VD.dtype
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the output layer; the tokenizer may know fewer ids."""
         return self.config.vocab_size
@@ -109,7 +121,7 @@ class Decoder:
     def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
         """For each cache group, where KV lies in pages of `page_size` tokens.
 
-        A pool of n pages is n * `page_stride` float32 elements.
+        A pool of n pages is n * `page_stride` elements.
         """
         config, groups = self.config, [layer.group for layer in self.layers]
         return tuple(
@@ -120,12 +132,13 @@ class Decoder:
     @torch.inference_mode()
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
-        kv: Sequence[PagedKV], out_rows_M: Tensor,
+        kv: Sequence[PagedKV], out_rows_M: Tensor, *plan: object,
     ) -> Tensor:  # fmt: skip
         """Write the KV of all N rows to their pages and return `logits_MV` for `out_rows_M`.
 
         `table_of_N` names each row's tables in `tables_GSP` (page numbers, -1 where there is none). What a row attends
-        beyond the rows of this call must be in its pages already. Ids and positions are int64, tables int32.
+        beyond the rows of this call must be in its pages already. Ids and positions are int64, tables int32. `plan` is
+        what the operations' own attention takes beyond that: for `launch` a `DevicePlan`, or nothing.
         """
         places = [(positions_N, table_of_N, *paged) for paged in zip(tables_GSP, *zip(*kv, strict=True), strict=True)]
         ops, eps = self.ops, self.config.norm_eps
@@ -138,7 +151,7 @@ class Decoder:
                 x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.attention_norm_D, eps)
             place = (*places[layer.group], layer.depth)
             q_NHD = ops.rotary(layer.qkv(x_ND), *layer.angles, *place, layer.qk_norms)
-            x_ND = layer.output(ops.paged_attention(q_NHD, *place, layer.window).flatten(1))
+            x_ND = layer.output(ops.paged_attention(q_NHD, *place, layer.window, *plan).flatten(1))
             if layer.output_norm_D is not None:
                 x_ND = ops.rms_norm(x_ND, layer.output_norm_D, eps)
             x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.mlp_norm_D, eps)

@@ -1,6 +1,7 @@
 """A model folder (config.json and safetensors) becomes a decoder.
 
-Every tensor is checked by name and shape before any is used. Weights are float32 on the device, whatever they were.
+Every tensor is checked by name and shape before any is used. Weights get the type of the device's operations,
+whatever they were.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import ModelConfig, load_config
-from agentrt.engine.model.decoder import Decoder, expected_shapes
+from agentrt.engine.model.decoder import Decoder, expected_shapes, ops_for
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -41,8 +42,9 @@ def load_model(folder: Path, device: str = "cpu") -> LoadedModel:
     weights = read_weights(folder, config)
     model_hash = hash_weights(weights)
     # A copy even where nothing changes: memory mapped from a file need not be aligned as torch's own is.
-    on_device = {name: tensor.to(device, torch.float32, copy=True) for name, tensor in weights.items()}
-    return LoadedModel(Decoder(config, on_device, "cpu" if device == "cpu" else "reference"), model_hash)
+    ops, dtype = ops_for(torch.device(device))
+    on_device = {name: tensor.to(device, dtype, copy=True) for name, tensor in weights.items()}
+    return LoadedModel(Decoder(config, on_device, ops), model_hash)
 
 
 def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:

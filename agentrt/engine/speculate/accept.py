@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence as List
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agentrt.core.spec import Verifier
-from agentrt.engine.sampler import Drawn, drawn_instead
+from agentrt.engine.sampler import Drawn, Logits, drawn_instead, on_host
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import Floats
 from agentrt.engine.speculate.verify import KeyedChance, block, coupled, rejection
@@ -15,7 +12,7 @@ from agentrt_kernels.sample.rules import Rule
 
 
 def committed(
-    sequence: Sequence, drawn: List[Drawn], logits_KV: NDArray[np.float32], rules: List[Rule], verifier: Verifier,
+    sequence: Sequence, drawn: List[Drawn], logits_KV: Logits, rules: List[Rule], verifier: Verifier,
     vocab_size: int,
 ) -> List[Drawn]:  # fmt: skip
     """The ids to commit, with their logprobs, from a row after the last id and one after each id of the draft.
@@ -27,12 +24,14 @@ def committed(
     if verifier == "coupled" or sound <= 1:
         return drawn[: len(coupled(draft.ids, lambda depth: drawn[depth].token_id))]
 
+    host_KV = on_host(logits_KV)
+
     def law(depth: int) -> Floats:
-        return probabilities(logits_KV[depth], rules[depth], vocab_size)
+        return probabilities(host_KV[depth], rules[depth], vocab_size)
 
     chance = KeyedChance(sequence.seed, "verify", len(sequence.tokens))
     ids = (rejection if verifier == "rejection" else block)(draft.cut(sound - 1), law, chance)
     return [
-        drawn_instead(drawn[depth], token_id, logits_KV[depth], rules[depth], vocab_size)
+        drawn_instead(drawn[depth], token_id, host_KV[depth], rules[depth], vocab_size)
         for depth, token_id in enumerate(ids)
     ]

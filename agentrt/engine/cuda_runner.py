@@ -1,0 +1,160 @@
+"""A runner on a GPU: a step of decodes replays a CUDA graph, and nothing in it waits for the device.
+
+A graph has fixed shapes, so a step is padded to the next captured one: rows of id 0 that write to a spare page and attend
+nothing. A shape is captured when it is first met. A step whose sequences have a few rows each, all of them read (decodes,
+and drafts that are verified), is such a step. One with prompt chunks runs operation by operation: there a launch is
+short beside the work. Logits stay on the device; the sampler reads what it draws.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrt.core.errors import UsageError
+from agentrt.core.spec import EngineSpec
+from agentrt.engine.batch import Batch
+from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.runner import ModelRunner, side_by_side
+from agentrt_kernels.paged_attention.launch import DevicePlan, lanes_of, tile_rows, to_device
+from agentrt_kernels.paged_attention.plan import DECODE_KEYS, Plan, plan_attention
+
+DRAFTS = 8
+"""Rows of one sequence up to which a step counts as decodes."""
+
+Ints = NDArray[np.int64] | NDArray[np.int32]
+
+
+class Shape(NamedTuple):
+    """What a graph is captured for; every number but the last is a power of two (or 0)."""
+
+    rows: int
+    sequences: int
+    places: int
+    items: int
+    parts: int
+    slots: int
+    lanes: int
+
+
+class Inputs(NamedTuple):
+    """What a step of decodes gives a graph: its batch and its plan, padded."""
+
+    token_ids_N: Ints
+    positions_N: Ints
+    table_of_N: Ints
+    tables_GSP: Ints
+    out_rows_M: Ints
+    items_I5: Ints
+    slots_NC: Ints
+
+
+class CudaRunner(ModelRunner):
+    """`engine.step.Runner` with the kernels of `agentrt_kernels/*/launch.py`."""
+
+    SPARE_PAGES = 1
+
+    def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
+        """`UsageError` if the page size does not fit the kernels."""
+        if DECODE_KEYS % spec.page_size:
+            raise UsageError(
+                f"engine.page_size must divide {DECODE_KEYS} on a GPU, but it is {spec.page_size}; take 16"
+            )
+        config = decoder.config
+        self._lanes_a_row = config.num_heads // config.num_kv_heads
+        self._graphs: dict[Shape, _Graph] = {}
+        self._memory = torch.cuda.graph_pool_handle()  # one for all graphs, as one runs at a time
+        super().__init__(decoder, spec)
+
+    def run(self, batch: Batch) -> Tensor:
+        """`logits_MV` on the device; the next step overwrites them."""
+        batch = side_by_side(batch)
+        plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(self._lanes_a_row))
+        return self._replay(batch, plan) if is_graphed(batch) else self._forward(batch, plan)
+
+    def _forward(self, batch: Batch, plan: Plan) -> Tensor:
+        device = self.decoder.device
+        ids_N, positions_N, table_of_N, tables_GSP, rows_M = (
+            torch.from_numpy(array).to(device, non_blocking=True) for array in batch[:5]
+        )
+        device_plan = to_device(plan, self._lanes_a_row, device)
+        return self.decoder.forward(ids_N, positions_N, table_of_N, tables_GSP, self._kv, rows_M, device_plan)
+
+    def _replay(self, batch: Batch, plan: Plan) -> Tensor:
+        shape = shape_of(batch, plan, self._lanes_a_row)
+        inputs = pad(batch, plan, shape, [group.num_pages for group in self.groups])
+        if shape not in self._graphs:
+            self._graphs[shape] = _Graph(self.decoder, self._kv, inputs, shape, self._memory)
+        return self._graphs[shape].replay(inputs)[: len(batch.out_rows_M)]
+
+
+class _Graph:
+    """A captured forward and the memory that it reads and writes."""
+
+    def __init__(self, decoder: Decoder, kv: Sequence[PagedKV], inputs: Inputs, shape: Shape, memory: Any) -> None:
+        self._host = [torch.from_numpy(array).pin_memory() for array in inputs]
+        self._device = [tensor.to(decoder.device) for tensor in self._host]
+        ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC = self._device
+        plan = DevicePlan(items_I5, slots_NC, shape.slots, shape.lanes)
+        decoder.forward(
+            ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan
+        )  # compiles, which a capture cannot
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=memory):
+            self._logits_MV = decoder.forward(ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan)
+
+    def replay(self, inputs: Inputs) -> Tensor:
+        """The logits of all rows, those that were added last; they are overwritten by the next replay.
+
+        The pinned copies are free to be written: whoever read the logits of the step before waited for it.
+        """
+        for host, device, array in zip(self._host, self._device, inputs, strict=True):
+            host.copy_(torch.from_numpy(array))
+            device.copy_(host, non_blocking=True)
+        self._graph.replay()
+        return self._logits_MV
+
+
+def is_graphed(batch: Batch) -> bool:
+    """Whether all rows are read and no sequence has many."""
+    return len(batch.out_rows_M) == len(batch.positions_N) and int(np.bincount(batch.table_of_N).max()) <= DRAFTS
+
+
+def shape_of(batch: Batch, plan: Plan, lanes_a_row: int) -> Shape:
+    """The least shape that holds a step of decodes, with a table for rows that are added."""
+    _, sequences, places = batch.tables_GSP.shape
+    rows = _power_of_two(len(batch.positions_N))
+    sequences = _power_of_two(sequences + (rows > len(batch.positions_N)))
+    places, items, parts = map(_power_of_two, (places, len(plan.items_I5), plan.slots_NC.shape[1]))
+    slots = _power_of_two(plan.num_slots) if plan.num_slots else 0
+    return Shape(rows, sequences, places, items, parts, slots, lanes_of(plan, lanes_a_row))
+
+
+def pad(batch: Batch, plan: Plan, shape: Shape, spare_pages: Sequence[int]) -> Inputs:
+    """The arrays of a step of decodes in a graph's shape. Rows that were added are at position 0 of the spare pages."""
+    tables_GSP = np.empty((len(spare_pages), shape.sequences, shape.places), dtype=np.int32)
+    tables_GSP[:] = np.array(spare_pages, dtype=np.int32)[:, None, None]
+    _, sequences, places = batch.tables_GSP.shape
+    tables_GSP[:, :sequences, :places] = batch.tables_GSP
+    return Inputs(
+        _padded(batch.token_ids_N, (shape.rows,), 0),
+        _padded(batch.positions_N, (shape.rows,), 0),
+        _padded(batch.table_of_N, (shape.rows,), shape.sequences - 1),
+        tables_GSP,
+        _padded(batch.out_rows_M, (shape.rows,), 0),
+        _padded(plan.items_I5, (shape.items, 5), 0),  # an item of no rows is left at once
+        _padded(plan.slots_NC, (shape.rows, shape.parts), -1),
+    )
+
+
+def _padded(array: Ints, shape: tuple[int, ...], fill: int) -> Ints:
+    padded = np.full(shape, fill, dtype=array.dtype)
+    padded[tuple(slice(size) for size in array.shape)] = array
+    return padded
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

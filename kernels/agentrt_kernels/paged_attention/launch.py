@@ -1,0 +1,83 @@
+"""Attention over keys and values in pages, on a GPU."""
+
+import math
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from agentrt_kernels.paged_attention.kernel import attend_kernel, merge_kernel
+from agentrt_kernels.paged_attention.plan import Plan, plan_attention
+from agentrt_kernels.pages import PageLayout
+from agentrt_kernels.quantized.launch import scales_of
+
+TILE_LANES = 128
+"""The most rows times query heads of a KV head in one program."""
+BLOCK_T = 64
+"""Keys that a program takes at a time."""
+
+
+class DevicePlan(NamedTuple):
+    """A plan on the device."""
+
+    items_I5: Tensor
+    slots_NC: Tensor
+    num_slots: int
+    lanes: int
+    """Of a program: enough for the rows of every item."""
+
+
+def paged_attention(
+    q_NHD: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor,
+    pool: Tensor, layout: PageLayout, layer: int, window: int = 0, plan: DevicePlan | None = None,
+) -> Tensor:  # fmt: skip
+    """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
+
+    As the reference has it, with the rows of one sequence side by side in the order of their positions. The plan
+    serves every layer of a step; without one it is made here, which waits for the device.
+    """
+    group = q_NHD.shape[1] // layout.kv_heads
+    if plan is None:
+        positions, table_of, tables = (tensor.cpu().numpy() for tensor in (positions_N, table_of_N, tables_SP))
+        made = plan_attention(positions, table_of, tables, layout.page_size, tile_rows(group))
+        plan = to_device(made, group, q_NHD.device)
+    q_NHD, tables_SP = q_NHD.contiguous(), tables_SP.contiguous()
+    out_NHD = torch.empty_like(q_NHD)
+    partial_XHD = q_NHD.new_empty(max(plan.num_slots, 1), *q_NHD.shape[1:], dtype=torch.float32)
+    lse_XH = partial_XHD.new_empty(partial_XHD.shape[:2])
+    scales, largest = scales_of(pool)
+    size, block_d = layout.head_dim, max(triton.next_power_of_2(layout.head_dim), 16)
+    attend_kernel[(plan.items_I5.shape[0], layout.kv_heads)](
+        q_NHD, positions_N, table_of_N, tables_SP, pool, scales, plan.items_I5, out_NHD, partial_XHD, lse_XH,
+        tables_SP.shape[1], layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window,
+        math.log2(math.e) / math.sqrt(size), PAGE=layout.page_size, SIZE=size, BLOCK_D=block_d, GROUP=group,
+        BLOCK_M=plan.lanes, BLOCK_T=BLOCK_T, QUANTISED=largest > 0, **attend_options(plan.lanes),
+    )  # fmt: skip
+    if plan.num_slots:
+        merge_kernel[q_NHD.shape[:2]](
+            partial_XHD, lse_XH, plan.slots_NC, out_NHD, q_NHD.shape[1], plan.slots_NC.shape[1], SIZE=size,
+            BLOCK_D=block_d, num_warps=1,
+        )  # fmt: skip
+    return out_NHD
+
+
+def tile_rows(group: int) -> int:
+    """The most rows of an item, for `group` query heads of a KV head."""
+    return max(TILE_LANES // group, 1)
+
+
+def lanes_of(plan: Plan, group: int) -> int:
+    """The lanes of a program that hold every item's rows, for `group` query heads of a KV head."""
+    return max(int(triton.next_power_of_2(int(plan.items_I5[:, 1].max()) * group)), 16)
+
+
+def to_device(plan: Plan, group: int, device: torch.device) -> DevicePlan:
+    """The plan on `device`, and the lanes it needs."""
+    items_I5, slots_NC = (torch.from_numpy(array).to(device, non_blocking=True) for array in plan[:2])
+    return DevicePlan(items_I5, slots_NC, plan.num_slots, lanes_of(plan, group))
+
+
+def attend_options(lanes: int) -> dict[str, int]:
+    """How `attend_kernel` is compiled for a tile of so many lanes."""
+    return {"num_warps": 8 if lanes > 64 else 4, "num_stages": 2 if lanes > 64 else 3}

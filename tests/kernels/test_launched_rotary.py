@@ -1,0 +1,49 @@
+"""Rotary positions and the write of KV: the Triton kernel against the definition."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from agentrt_kernels.quantized.reference import SCALE_SIZE, dequantized_pool, quantize_rows
+from agentrt_kernels.rotary import launch, reference
+
+ROWS = [(2, 9), (0, 3), (0, 4), (1, 0)]
+
+
+@pytest.mark.parametrize(("page_size", "head_dim", "normed"), [(1, 8, False), (4, 80, True), (16, 32, True)])
+def test_rotary(make_paged: Callable[..., Any], device: str, page_size: int, head_dim: int, normed: bool) -> None:
+    paged = make_paged(ROWS, page_size, kv_heads=2, head_dim=head_dim)
+    qkv_NE = torch.randn(4, (3 + 2 + 2) * head_dim)
+    angles_TR = torch.arange(16).unsqueeze(1) * torch.rand(head_dim // 2)
+    norms = (torch.randn(head_dim), torch.randn(head_dim), 1e-6) if normed else None
+    pool = paged.pool.clone()
+    tensors = (qkv_NE, angles_TR.cos(), angles_TR.sin(), *paged[:3])
+    expected_NHD = reference.rotary(*tensors, pool, paged.layout, 1, norms)
+    on_device = [tensor.to(device) for tensor in tensors]
+    norms_there = (norms[0].to(device), norms[1].to(device), norms[2]) if norms else None
+    written = paged.pool.to(device, copy=True)
+    out_NHD = launch.rotary(*on_device, written, paged.layout, 1, norms_there)
+    torch.testing.assert_close(out_NHD.cpu(), expected_NHD, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(written.cpu(), pool, atol=1e-5, rtol=1e-5)
+    assert torch.equal(written.cpu() == paged.pool, pool == paged.pool), "it wrote beyond the rows' own places"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+def test_rotary_into_pages_in_8_bits(make_paged: Callable[..., Any], device: str, dtype: torch.dtype) -> None:
+    """Angles of 0 turn nothing, so what is written is the rows' own keys and values, rounded as the definition rounds."""
+    paged = make_paged(ROWS, 4, kv_heads=2, head_dim=16)
+    layout = paged.layout._replace(scale_size=SCALE_SIZE)
+    pages = paged.pool.numel() // paged.layout.page_stride
+    pool = torch.zeros(pages * layout.page_stride, dtype=torch.uint8, device=device).view(dtype)
+    qkv_NE, angles_TR = torch.randn(4, (1 + 2 + 2) * 16, device=device), torch.zeros(16, 8, device=device)
+    places = [tensor.to(device) for tensor in paged[:3]]
+    launch.rotary(qkv_NE, angles_TR.cos(), angles_TR.sin(), *places, pool, layout, 1)
+    plain, _ = dequantized_pool(pool.cpu(), layout)
+    view = plain.view(-1, 2, 2, 2, 4, 16)
+    for row, (sequence, position) in enumerate(ROWS):
+        page = paged.tables_SP[sequence, position // 4]
+        q_XD, scales_X = quantize_rows(qkv_NE[row].cpu().view(-1, 16)[1:], dtype)
+        expected_2KD = (q_XD.float() * scales_X.unsqueeze(1)).view(2, 2, 16)
+        assert torch.equal(view[page, 1, :, :, position % 4], expected_2KD)
