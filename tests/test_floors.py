@@ -23,8 +23,8 @@ ALONE = ("agentrt_kernels", "agentrt_tools")
 """These know nothing of agentrt."""
 APART = ("agentrt.env", "agentrt.rollout", "agentrt.testing")
 """These see an engine only through agentrt.core.protocol."""
-EXCEPT = ("agentrt.testing.toy",)
-"""A toy model is made for the engine's own tests."""
+EXCEPT = ("agentrt.testing.toy", "agentrt.testing.copier")
+"""A toy model and its host tier are made for the engine's own tests."""
 
 
 def package_of(module: str) -> str | None:

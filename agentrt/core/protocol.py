@@ -25,6 +25,20 @@ called in the engine's step thread, so its time is everybody's. If it raises or 
 """
 
 
+class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a session's KV has cost since the completion before. What sessions share is divided among them."""
+
+    device_byte_seconds: float = 0.0
+    host_byte_seconds: float = 0.0
+    tool_device_byte_seconds: float = 0.0
+    """The part of it while the session was paused."""
+    tool_host_byte_seconds: float = 0.0
+    reprefilled_tokens: int = 0
+    """Ids computed again although their KV was there once."""
+    wait_seconds: float = 0.0
+    """That the turn waited for KV to come back from the host."""
+
+
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """What one `Session.sample` gave. The arrays are parallel, one entry for each sampled id."""
 
@@ -49,6 +63,7 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Ids before the first sampled one."""
     cached_tokens: int
     """How many of them had their KV already."""
+    kv: KVUsage = KVUsage()
     queue_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -105,6 +120,16 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """Drafts that were verified; the next two are their ids, and those that stood."""
     tokens_drafted: int = 0
     tokens_accepted: int = 0
+    tokens_reprefilled: int = 0
+    """Prefilled although their KV was there once."""
+    pages_pinned: int = 0
+    """Kept for sessions whose tools run."""
+    sessions_parked: int = 0
+    """Whose KV is on the host only."""
+    host_pages_total: int = 0
+    host_pages_free: int = 0
+    copies_failed: int = 0
+    """Between device and host; what they were to bring is computed again."""
 
 
 class Session(Protocol):

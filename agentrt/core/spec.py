@@ -114,6 +114,10 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 Verifier = Literal["coupled", "rejection", "block"]
 
 
+KVPolicy = Literal["lru", "lru_drop", "ttl"]
+"""Least recently used first, to the host; the same, computed again; kept for a time after its tool has started."""
+
+
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The engine in this process."""
 
@@ -127,7 +131,15 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     step_tokens: int = 512
     """Rows in one step: decodes first, the rest for prompt chunks."""
     debug: bool = False
-    """Whenever nothing runs, account for every page; what is lost or held twice ends the run as a bug."""
+    """Whenever nothing runs, account for every page; what is lost or held twice ends the run as a bug. Sum up every page
+    that is copied to the host, and use none that comes back with another sum."""
+    host_tokens: int | Literal["auto"] = "auto"
+    """Room for KV on the host, in tokens, for conversations whose tools run; 0 is none. `auto` is four times `kv_tokens` if
+    that takes no more than a quarter of the memory that is free, else as many as do."""
+    kv_policy: KVPolicy = "lru"
+    """Which conversations keep their KV when pages are needed (`agentrt.engine.kv.policy`)."""
+    kv_ttl_seconds: float = 2.0
+    """How long the policy `ttl` keeps a conversation's KV on the device after its tool has started."""
     speculate: Literal["off", "auto"] = "off"
     """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
     verifier: Verifier = "coupled"
@@ -139,6 +151,10 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         for name in ("page_size", "kv_tokens", "max_batch", "step_tokens", "draft_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be above 0, not {getattr(self, name)}")
+        if self.host_tokens != "auto" and self.host_tokens < 0:
+            raise ValueError(f"engine.host_tokens must be 0 or more, not {self.host_tokens}; 0 means no host tier")
+        if not 0 <= self.kv_ttl_seconds < math.inf:
+            raise ValueError(f"engine.kv_ttl_seconds must be 0 or more, not {self.kv_ttl_seconds}")
         if self.kv_tokens < self.page_size:
             raise ValueError(f"engine.kv_tokens ({self.kv_tokens}) holds not even one page of {self.page_size} tokens")
         if self.step_tokens < self.max_batch:

@@ -1,6 +1,7 @@
 """A runner: the decoder on its device and the flat buffers that the pages lie in."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
-from agentrt.engine.kv.group import size_groups
-from agentrt.engine.kv.lease import PageCopy
+from agentrt.engine.kv.copier import ThreadCopier
+from agentrt.engine.kv.group import size_groups, size_host
+from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.tiers import Host, no_host
 from agentrt.engine.model.decoder import Decoder, PagedKV
 from agentrt.engine.sampler import Logits
 from agentrt_kernels.pages import PageLayout
@@ -31,6 +34,7 @@ class ModelRunner:
             PagedKV(self._new_pool(group.num_pages + self.SPARE_PAGES, layout), layout)
             for group, layout in zip(self.groups, decoder.page_layouts(spec.page_size), strict=True)
         ]
+        self.host = _make_host(self._kv, spec)
         self.cost_per_key = self._measured_cost_per_key()
 
     def run(self, batch: Batch) -> Logits:
@@ -90,3 +94,14 @@ def side_by_side(batch: Batch) -> Batch:
         token_ids_N=batch.token_ids_N[order_N], positions_N=batch.positions_N[order_N],
         table_of_N=batch.table_of_N[order_N], out_rows_M=place_N[batch.out_rows_M],
     )  # fmt: skip
+
+
+def _make_host(kv: Sequence[PagedKV], spec: EngineSpec) -> Host:
+    """The host tier's memory beside these buffers; none where they are not in this machine's own memory."""
+    if any(pool.device.type != "cpu" for pool, _ in kv):
+        return no_host(len(kv))
+    device = [pool.view(-1, layout.page_stride).view(torch.uint8).numpy() for pool, layout in kv]
+    page_bytes = [pages.shape[1] for pages in device]
+    counts = size_host(page_bytes, spec)
+    host = [np.empty((count, size), np.uint8) for count, size in zip(counts, page_bytes, strict=True)]
+    return Host(counts, page_bytes, ThreadCopier(device, host, checks=spec.debug))

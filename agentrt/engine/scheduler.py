@@ -26,6 +26,8 @@ class Demand(NamedTuple):
     group: str = ""
     drafted: int = 0
     """Ids of a draft to verify, of one that decodes."""
+    is_loading: bool = False
+    """Its `computed` ids have their pages, but the copies to them are still under way: it computes nothing yet."""
 
     @property
     def missing(self) -> int:
@@ -95,7 +97,8 @@ def plan_step(
     `returning` is in order of return. Those that come back before a newcomer would end are part of its forecast, as if they
     ran, unless nothing runs beside it: no request waits for a tool alone.
     """
-    decodes = [demand for demand in running if demand.missing == 1]
+    ready = [demand for demand in running if not demand.is_loading]
+    decodes = [demand for demand in ready if demand.missing == 1]
     left = _after(decodes, capacity)
     if min(left.pages, left.rows) < 0 and any(demand.drafted for demand in decodes):  # drafts make way first
         decodes = [demand._replace(drafted=0) for demand in decodes]
@@ -104,12 +107,12 @@ def plan_step(
         return Plan([], [], lacking=-left.pages, is_stuck=True)
     left = left._replace(rows=max(left.rows, 1))
     chunks = [Chunk(demand.slot, 1 + demand.drafted) for demand in decodes]
-    for demand in running:
+    for demand in ready:
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
             chunks.append(Chunk(demand.slot, count))
     admitted, lacking, num_expected = _admit(running, waiting, left, capacity, returning)
-    if running and not chunks and not admitted:
+    if ready and not chunks and not admitted:
         return Plan([], [], lacking=1, is_stuck=True)
     return Plan(chunks, admitted, lacking, num_expected=num_expected)
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from agentrt.core.protocol import FinishReason, Grammar
+from agentrt.core.protocol import FinishReason, Grammar, KVUsage
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, IntArray, Tokens
 from agentrt.engine.kv.lease import Lease
@@ -51,6 +51,8 @@ class Sequence:
     cached_tokens: int = -1
     """Ids whose KV was there when the request first ran; -1 before."""
     preemptions: int = 0
+    kv: KVUsage = field(default_factory=KVUsage)
+    """What its KV has cost, from the end of the session's request before to the end of this one."""
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
     error: str = ""

@@ -109,6 +109,7 @@ class EngineService:
             self._turn.notify()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join, ABORT_SECONDS)
+        self.core.stop()
         self._announce_finished()
         self._announcer.cancel_scope.cancel()
         await self._announcer.__aexit__(None, None, None)
@@ -181,6 +182,8 @@ class LocalSession:
         self.lease: Lease  # opened by the step thread, which owns all leases
         self._turns = 0
         self._forks = 0
+        self._request: EngineSequence | None = None
+        """The last one that was made."""
         self._is_open = False
 
     def __repr__(self) -> str:
@@ -212,6 +215,7 @@ class LocalSession:
             seed=seeds.derive(self._seed, "turn", self._turns), group=self._hints.group, grammar=grammar,
         )  # fmt: skip
         self._turns += 1
+        self._request = sequence
         await self._service.run(self, sequence, progress)
         if sequence.error:
             raise EngineFailure(sequence.error)
@@ -225,6 +229,7 @@ class LocalSession:
         sequence = EngineSequence(
             tokens=self._tokens, params=params, num_scored=len(scored_ids), group=self._hints.group
         )
+        self._request = sequence
         await self._service.run(self, sequence)
         if sequence.error or sequence.finish_reason == "abort":
             raise EngineFailure(sequence.error or "the engine ended before it had scored")
@@ -232,16 +237,18 @@ class LocalSession:
 
     def hint(self, hints: SessionHints) -> None:
         self._hints = hints
+        self._service.post(self._give_hints)
 
     def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
         assert self._is_open, "a session pauses inside its `with`"
-        self._service.post(lambda: self._service.core.pause(self.lease))
+        assert self._request is None or self._request.is_finished, "a session pauses between two calls of `sample`"
+        self._service.post(lambda: self._core.pause(self.lease, tool, arguments, deadline))
 
     def progress(self, eta_seconds: float) -> None:
-        """As for `pause`."""
+        self._service.post(lambda: self._core.progress(self.lease, eta_seconds))
 
     def resume(self) -> None:
-        """As for `pause`."""
+        self._service.post(lambda: self._core.cache.unpause(self.lease))
 
     def fork(self) -> "LocalSession":
         child = LocalSession(self._service, seeds.derive(self._seed, "fork", self._forks), self._salt, self._hints)
@@ -261,11 +268,19 @@ class LocalSession:
     ) -> None:
         self._is_open = False
         self._service.num_sessions -= 1
-        self._service.post(lambda: self._service.core.close(self.lease))
+        self._service.post(lambda: self._core.close(self.lease))
+
+    @property
+    def _core(self) -> EngineCore:
+        return self._service.core
 
     def _open(self) -> None:
-        core = self._service.core
-        self.lease = core.fork(self._parent.lease, self._forked_at) if self._parent else core.open(self._salt)
+        parent = self._parent
+        self.lease = self._core.fork(parent.lease, self._forked_at) if parent else self._core.open(self._salt)
+        self._give_hints()
+
+    def _give_hints(self) -> None:
+        self.lease.hints = self._hints
 
 
 def _completion(sequence: EngineSequence) -> Completion:
@@ -277,7 +292,7 @@ def _completion(sequence: EngineSequence) -> Completion:
         versions=Ids(tokens.versions[start:]),
         raw_logprobs=sequence.raw_logprobs, kept_logmass=sequence.kept_logmass, top_logprobs=sequence.top_logprobs,
         finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop, seed=sequence.seed,
-        context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0),
+        context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0), kv=sequence.kv,
         queue_seconds=sequence.started - sequence.arrived, prefill_seconds=first_token - sequence.started,
         decode_seconds=sequence.ended - first_token,
         verifications=sequence.verifications, drafted_tokens=sequence.drafted, accepted_tokens=sequence.accepted,

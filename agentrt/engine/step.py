@@ -1,35 +1,50 @@
 """The engine's core: one step after another, in whatever thread calls it.
 
-    plan ─► make room ─► batch ─► run ─► sample ─► commit
+    copies that ended ─► plan ─► make room ─► copies to start ─► batch ─► run ─► sample ─► commit
 
-Nothing here waits, reads a clock of the event loop or knows of sessions; the service does. Policy version, pages and the
-sequences in flight are owned by this object alone.
+Nothing here reads a clock of the event loop or knows of sessions; the service does. It waits for nothing but copies that
+somebody needs to go on. Policy version, pages and the sequences in flight are owned by this object alone.
 """
 
+import math
 import time
 from bisect import insort
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Protocol
 
+from agentrt.core.errors import EngineFailure
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.conversations import Conversations
 from agentrt.engine.forecast import Lengths
+from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
+from agentrt.engine.kv.lease import Lease, Pause
+from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.policy import make_policy
 from agentrt.engine.kv.radix import Namespace
+from agentrt.engine.kv.tiers import Host
 from agentrt.engine.sampler import Drawn, Logits, laws_of, sample, score
-from agentrt.engine.scheduler import Capacity, Demand, plan_step
+from agentrt.engine.scheduler import Capacity, Demand, Plan, plan_step
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.accept import committed
 from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.speculator import Speculator
 from agentrt_kernels.sample.rules import Rule
 
+LINK_SHARE = 0.8
+"""Of the time of a step, at most, that copies are started for in either direction."""
+STANDBY_SECONDS = 0.01
+"""How long a step without anything to compute waits for a copy, before it sees to what else was asked of the engine."""
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
+
+
+class StallError(EngineFailure):
+    """Sequences wait, and nothing that the engine could do lets one of them go on. The message says who holds what."""
 
 
 class Runner(Protocol):
@@ -38,6 +53,8 @@ class Runner(Protocol):
     groups: tuple[Group, ...]
     """Sized as `kv.group.size_groups` does."""
     page_size: int
+    host: Host
+    """The memory beside the device, and who copies pages there."""
     cost_per_key: float
     """What a row costs more for each key it attends, in rows that attend nothing."""
 
@@ -67,9 +84,13 @@ class EngineCore:
     strings.
     """
 
-    def __init__(self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes]) -> None:
+    def __init__(
+        self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
         self.runner, self.spec, self.vocab_size, self.bytes_of = runner, spec, vocab_size, bytes_of
-        self.cache = KVCache(runner.groups, runner.page_size)
+        self.clock = clock
+        self.cache = KVCache(runner.groups, runner.page_size, runner.host, make_policy(spec), clock)
         self.version = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -77,10 +98,12 @@ class EngineCore:
         self._totals = _Totals()
         self._lengths = Lengths()
         self._conversations = Conversations()
+        self._step_seconds = 0.0
 
     @property
     def is_idle(self) -> bool:
-        return not (self.waiting or self.running)
+        """No sequence is in flight, and no copy."""
+        return not (self.waiting or self.running) and self.cache.tier.is_idle
 
     def open(self, salt: str = "") -> Lease:
         """A lease for a new session, in the namespace of the present version."""
@@ -95,20 +118,31 @@ class EngineCore:
 
     def submit(self, sequence: Sequence, lease: Lease) -> None:
         """Queue a request. The service has checked that it can be served."""
-        sequence.lease, sequence.arrived = lease, time.perf_counter()
+        self.cache.unpause(lease)
+        sequence.lease, sequence.arrived, lease.is_wanted = lease, self.clock(), True
         self._conversations.come(sequence, sequence.arrived, self._totals.steps)
         self._queue(sequence)
         if self.speculator:
             self.speculator.submitted(sequence)
 
-    def pause(self, lease: Lease) -> None:
-        """A tool runs for this session; its next request keeps its place among those of other sessions."""
-        self._conversations.pause(lease, self._totals.steps)
-
     def close(self, lease: Lease) -> None:
         """The session is over. Its pages are free or only cached then."""
         self._conversations.forget(lease)
         self.cache.close(lease)
+
+    def pause(self, lease: Lease, tool: str, arguments: str = "", deadline: float | None = None) -> None:
+        """A tool runs for this session, and is ended in `deadline` seconds at the latest.
+
+        The session's next request keeps its place among those of other sessions.
+        """
+        now = self.clock()
+        self._conversations.pause(lease, self._totals.steps)
+        self.cache.pause(lease, Pause(tool, arguments, now, None if deadline is None else now + deadline))
+
+    def progress(self, lease: Lease, eta_seconds: float) -> None:
+        """The tool that a session waits for will be done in about so many seconds."""
+        if lease.pause is not None:
+            lease.pause.eta = self.clock() + eta_seconds
 
     def abort(self, sequence: Sequence) -> None:
         """End a request in whatever state it is; what it sampled stays. One that has ended already is left alone."""
@@ -119,21 +153,21 @@ class EngineCore:
 
     def step(self) -> list[Sequence]:
         """Run one step; returns the sequences that ended with it. A pass in which nothing can run returns at once."""
+        started = self.clock()
+        self._send_back(self.cache.poll())
         if self.speculator:
             self.speculator.propose(self.running)
-        started = time.perf_counter()
-        chunks = self._plan()
-        if not chunks:
-            assert self.is_idle, (
-                f"{len(self.waiting)} sequences wait, none runs and none can be let in: {self.cache.pool}"
-            )
-            return []
+        chunks, is_lacking = self._plan()
         only_decodes = True
         for sequence, count in chunks:
             self.cache.grow(sequence.lease, sequence.lease.computed + count)
             if not sequence.is_decoding:
                 self._totals.prefilled += count
                 only_decodes = False
+        self._start_copies(is_lacking)
+        if not chunks:
+            self._stand_by()
+            return []
         self._totals.steps += 1
         batch = build_batch(chunks)
         logits_MV = self.runner.run(batch)
@@ -143,21 +177,28 @@ class EngineCore:
         finished = [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
         for sequence in finished:
             self._leave(sequence)
+        self._step_seconds = self.clock() - started
         if self.speculator and only_decodes:
-            self.speculator.gate.note_step(len(batch.token_ids_N), time.perf_counter() - started)
+            self.speculator.gate.note_step(len(batch.token_ids_N), self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished
 
+    def stop(self) -> None:
+        """End what works for it in the background. Nothing is asked of it afterwards."""
+        self.runner.host.copier.close()
+
     def statistics(self, sessions: int) -> EngineStatistics:
         """A snapshot; `sessions` is the service's count."""
-        pool, totals = self.cache.pool, self._totals
+        cache, pool, totals, host = self.cache, self.cache.pool, self._totals, self.cache.tier.pools[0]
         return EngineStatistics(
             version=self.version, running=len(self.running), waiting=len(self.waiting), sessions=sessions,
             pages_total=pool.num_pages, pages_free=pool.num_free, pages_cached=pool.num_evictable,
             tokens_prefilled=totals.prefilled, tokens_reused=totals.reused, tokens_sampled=totals.sampled,
             steps=totals.steps, preemptions=totals.preemptions,
             verifications=totals.verifications, tokens_drafted=totals.drafted, tokens_accepted=totals.accepted,
+            tokens_reprefilled=cache.num_reprefilled, pages_pinned=cache.num_pinned, sessions_parked=cache.num_parked,
+            host_pages_total=host.num_pages, host_pages_free=host.num_free, copies_failed=cache.tier.failed,
         )  # fmt: skip
 
     def check(self) -> None:
@@ -167,8 +208,8 @@ class EngineCore:
         for sequence in self.running:
             assert sequence.lease.is_running, "a running sequence has a lease that may be revoked"
 
-    def _plan(self) -> list[tuple[Sequence, int]]:
-        """The chunks of the next step, with room made for them."""
+    def _plan(self) -> tuple[list[tuple[Sequence, int]], bool]:
+        """The chunks of the next step, with room made for them; and whether somebody lacks room still."""
         while True:
             running = [self._demand(slot, sequence) for slot, sequence in enumerate(self.running)]
             line = self.waiting[: self.spec.max_batch]
@@ -176,46 +217,86 @@ class EngineCore:
             returning = self._conversations.returning(self._totals.steps, self._lengths) if line else {}
             plan = plan_step(running, waiting, self._capacity(), list(returning.values())[: self.spec.max_batch])
             spared = [self.waiting[slot].lease for slot, _ in plan.admitted] + list(returning)[: plan.num_expected]
-            if not plan.lacking or not self._make_room(spared, preempt=plan.is_stuck):
+            if not plan.lacking or not self._make_room(plan, spared):
                 break
         chunks = [(self.running[slot], count) for slot, count in plan.running]
         for sequence, count in chunks:
             if sequence.draft.ids and count == 1:  # there was no room for it
                 sequence.draft = NO_DRAFT
-        return chunks + self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
+        return chunks + self._admit([(self.waiting[slot], count) for slot, count in plan.admitted]), plan.lacking > 0
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
-        """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter."""
+        """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter.
+
+        Those whose KV comes back from the host have no chunk in this step.
+        """
         admitted = []
         for sequence, count in chunks:
             cached = self.cache.resume(sequence.lease, sequence.tokens.token_ids, sequence.matchable)
             if sequence.cached_tokens < 0:
-                sequence.cached_tokens, sequence.started = cached, time.perf_counter()
+                sequence.cached_tokens, sequence.started = cached, self.clock()
                 self._totals.reused += cached
             self.waiting.remove(sequence)
             self.running.append(sequence)
-            admitted.append((sequence, min(count, sequence.num_uncomputed)))
+            if sequence.lease.job is None:
+                admitted.append((sequence, min(count, sequence.num_uncomputed)))
         self.running.sort(key=_rank)
         return admitted
 
     def _queue(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=_rank)
 
-    def _make_room(self, spared: Collection[Lease], preempt: bool) -> bool:
-        """Free pages for the plan: revoke an idle lease, else preempt the youngest that runs. False if nothing helps."""
-        if self.cache.revoke_idle(spared):
+    def _make_room(self, plan: Plan, spared: List[Lease]) -> bool:
+        """Free pages for the plan: of idle leases but for `spared`, else of the youngest that runs. False if nothing helps."""
+        is_stuck = plan.is_stuck or not (self.running or plan.admitted)
+        if not plan.is_stuck:
+            spared = [*spared, self.waiting[len(plan.admitted)].lease]
+        if self.cache.make_room(plan.lacking, waiting=len(self.waiting), is_stuck=is_stuck, spared=spared):
             return True
-        if not preempt:
+        if is_stuck and self.cache.wait_for_parking():
+            self._send_back(self.cache.poll())
+            return True
+        if not plan.is_stuck or len(self.running) < 2:
             return False
-        assert len(self.running) > 1, "one sequence alone does not fit, although its request was accepted"
-        sequence = self.running.pop()
-        sequence.draft = NO_DRAFT
-        self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
-        self.cache.revoke(sequence.lease)
+        sequence = self.running[-1]
         sequence.preemptions += 1
         self._totals.preemptions += 1
-        self._queue(sequence)
+        self._return(sequence)
+        self.cache.park(sequence.lease)
         return True
+
+    def _send_back(self, lost: List[Lease]) -> None:
+        """Sequences whose KV could not be brought back from the host wait again, to be computed from what there is."""
+        for sequence in [sequence for sequence in self.running if sequence.lease in lost]:
+            self._totals.reused -= sequence.cached_tokens
+            sequence.cached_tokens = -1
+            self._return(sequence)
+            self.cache.revoke(sequence.lease)
+
+    def _return(self, sequence: Sequence) -> None:
+        """From running to the waiting line."""
+        self.running.remove(sequence)
+        sequence.draft = NO_DRAFT
+        self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
+        sequence.lease.is_wanted = True
+        self._queue(sequence)
+
+    def _start_copies(self, is_lacking: bool) -> None:
+        """Start what the link can take while a step runs; without a step, anything."""
+        tier = self.cache.tier
+        budget = LINK_SHARE * self._step_seconds * tier.copier.bytes_per_second if self.running else math.inf
+        if not is_lacking:
+            self.cache.prefetch(budget)
+        tier.pump(budget)
+
+    def _stand_by(self) -> None:
+        """Nothing can be computed now: wait for a copy. Raises `StallError` if there is none to wait for."""
+        if not self.cache.tier.is_idle:
+            self.cache.tier.wait(STANDBY_SECONDS)
+        elif not self.is_idle:
+            raise StallError(
+                f"{len(self.waiting)} sequences wait and {len(self.running)} run, but none can go on: {self.cache.describe()}"
+            )
 
     def _read(self, readers: list[Sequence], logits_MV: Logits) -> None:
         """Sample from each row, or score the id after it."""
@@ -259,7 +340,7 @@ class EngineCore:
     def _append(self, sequence: Sequence, drawn: Drawn) -> None:
         """Append one sampled id, or note why there is none."""
         if sequence.num_sampled == 0:
-            sequence.first_token = time.perf_counter()
+            sequence.first_token = self.clock()
             self.cache.settle(sequence.lease, sequence.tokens.token_ids)
         if drawn.error:
             sequence.error = drawn.error
@@ -274,9 +355,12 @@ class EngineCore:
 
     def _leave(self, sequence: Sequence) -> None:
         (self.running if sequence in self.running else self.waiting).remove(sequence)
-        self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
+        sequence.lease.is_wanted = False
+        if sequence.lease.is_running:
+            self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         self._conversations.turn_ended(sequence)
-        sequence.ended = time.perf_counter()
+        sequence.ended = self.clock()
+        sequence.kv = sequence.lease.meter.take(sequence.ended)
         if self.speculator:
             self.speculator.left(sequence)
         if sequence.finish_reason != "abort" and not sequence.num_scored:
@@ -287,7 +371,10 @@ class EngineCore:
         growth, drafted = max(sequence.max_tokens - sequence.num_sampled, 0), len(sequence.draft.ids)
         if sequence.preemptions < RESERVE_AFTER:
             growth = self._lengths.left(sequence.num_sampled, sequence.max_tokens)
-        return Demand(slot, sequence.known, lease.computed, len(lease.pages), growth, sequence.group, drafted)
+        group = "" if lease.anchor else sequence.group  # one that had its prompt already waits for nobody's
+        is_loading = lease.job is not None and lease.is_running
+        arriving = self.cache.arriving(lease)
+        return Demand(slot, sequence.known, arriving, len(lease.pages), growth, group, drafted, is_loading)
 
     def _capacity(self) -> Capacity:
         spec, cache = self.spec, self.cache

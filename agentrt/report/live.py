@@ -66,7 +66,7 @@ def render(tally: Tally, running: Collection[RunningEpisode], engine: EngineStat
         "running": _running(running),
         "engine": f"{engine.running} sampling, {engine.waiting} queued  ·  KV {_kv(engine)}",
         "tokens": f"{engine.tokens_sampled / tally.seconds:.0f}/s  ·  {engine.tokens_sampled} sampled, "
-        f"{engine.tokens_prefilled} prefilled, {engine.tokens_reused} reused",
+        f"{engine.tokens_prefilled} prefilled, {engine.tokens_reused} reused{_again(engine)}",
         "reward": "none yet" if tally.reward is None else f"{tally.reward:.3f} so far, {tally.scored} scored",
         "tools": _tools(running, now),
         "slowest": _slowest(running, now),
@@ -83,11 +83,21 @@ def _running(running: Collection[RunningEpisode]) -> str:
     return f"{phases or 'none'}  ·  {turns} turns in them"
 
 
+def _again(engine: EngineStatistics) -> str:
+    return f", {engine.tokens_reprefilled} computed again" if engine.tokens_reprefilled else ""
+
+
 def _kv(engine: EngineStatistics) -> str:
     if not engine.pages_total:
         return "–"
     used = engine.pages_total - engine.pages_free
-    return f"{used / engine.pages_total:.0%} of {engine.pages_total} pages, {engine.pages_cached} only cached"
+    device = f"{used / engine.pages_total:.0%} of {engine.pages_total} pages, {engine.pages_cached} only cached"
+    if engine.pages_pinned:
+        device += f", {engine.pages_pinned} pinned"
+    if engine.host_pages_free == engine.host_pages_total:
+        return device
+    used = engine.host_pages_total - engine.host_pages_free
+    return f"{device}; host {used / engine.host_pages_total:.0%}, {engine.sessions_parked} parked"
 
 
 def _tools(running: Collection[RunningEpisode], now: float) -> str:

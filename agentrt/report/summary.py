@@ -16,6 +16,7 @@ UNKNOWN = "other names"
 """For calls of tools that do not exist: a policy invents many names."""
 CALL_COUNTS = "tool_calls_"
 """Metrics that count calls by outcome; `Summary.tools` has them by tool."""
+GROUPS_SHOWN = 5
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
 
 
@@ -55,6 +56,12 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_reused: int
     speculation: dict[str, Speculation]
     """By policy version, and over all; empty if nothing was drafted."""
+    kv: dict[str, float]
+    """What KV came to over all episodes, by the names that a record's `kv` has."""
+    kv_tools: dict[str, dict[str, float]]
+    """The same while each tool ran, and in the turns right after it."""
+    kv_groups: dict[str, dict[str, float]]
+    """The same of the groups that held most, by task."""
     seconds: dict[str, float]
     """Summed over episodes, which overlap: where an episode's time goes."""
     slowest: str
@@ -67,6 +74,7 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
     good = list(good_records(attempts).values())
     rewards = [record.reward for record in good if record.reward is not None]
     turns = [turn for record in good for branch in record.branches for turn in branch.turns]
+    by_tool = _kv_by_tool(good)
     return Summary(
         episodes=episodes,
         good=len(good),
@@ -86,6 +94,9 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
         tokens_prefilled=sum(turn.start - turn.cached_tokens for turn in turns),
         tokens_reused=sum(turn.cached_tokens for turn in turns),
         speculation=speculation(good),
+        kv=by_tool.pop("", {}),
+        kv_tools=by_tool,
+        kv_groups=_kv_groups(good),
         seconds={phase: sum(record.timing.get(phase, 0.0) for record in good) for phase in PHASES},
         slowest=_slowest(good),
     )
@@ -113,6 +124,10 @@ def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: 
     table.add_row("tokens", _tokens(summary, wall_seconds))
     for name, figures in summary.speculation.items():
         table.add_row("drafts" if name == "all" else f"  {name}", _drafts(figures))
+    if _byte_seconds(summary.kv):
+        table.add_row("KV", _kv(summary.kv))
+        for name, kv in summary.kv_tools.items():
+            table.add_row(f"  {escape(name)}", _kv(kv))
     table.add_row("time", f"{wall_seconds:.1f} s; an episode's: {_split(summary.seconds)}")
     if summary.slowest:
         table.add_row("slowest", escape(summary.slowest))
@@ -155,6 +170,36 @@ def _tools(good: list[EpisodeRecord]) -> dict[str, dict[str, int]]:
             name = UNKNOWN if call.outcome == "unknown_tool" or not call.name else call.name
             outcomes.setdefault(name, Counter())[call.outcome] += 1
     return {name: dict(counts.most_common()) for name, counts in sorted(outcomes.items())}
+
+
+def _kv_by_tool(good: list[EpisodeRecord]) -> dict[str, dict[str, float]]:
+    """Sums over the records' `kv`, by tool; those of no tool under ""."""
+    sums: dict[str, dict[str, float]] = {}
+    for record in good:
+        for key, value in record.kv.items():
+            tool, _, name = key.rpartition("/")
+            of_tool = sums.setdefault(tool, {})
+            of_tool[name] = of_tool.get(name, 0.0) + value
+    return sums
+
+
+def _kv_groups(good: list[EpisodeRecord]) -> dict[str, dict[str, float]]:
+    """By task, the groups that held most on device and host together."""
+    members: dict[str, list[EpisodeRecord]] = {}
+    for record in good:
+        members.setdefault(record.task_id, []).append(record)
+    sums = {task_id: _kv_by_tool(records).get("", {}) for task_id, records in members.items()}
+    return dict(sorted(sums.items(), key=lambda one: -_byte_seconds(one[1]))[:GROUPS_SHOWN])
+
+
+def _byte_seconds(kv: dict[str, float]) -> float:
+    return kv.get("device_byte_seconds", 0.0) + kv.get("host_byte_seconds", 0.0)
+
+
+def _kv(kv: dict[str, float]) -> str:
+    device, host = kv.get("device_byte_seconds", 0.0) / 1e9, kv.get("host_byte_seconds", 0.0) / 1e9
+    again, wait = kv.get("tokens_reprefilled", 0.0), kv.get("wait_seconds", 0.0)
+    return f"{device:.3g} GB·s on the device, {host:.3g} on the host; {again:.0f} tokens computed again, {wait:.2f} s waited"
 
 
 def _slowest(good: list[EpisodeRecord]) -> str:

@@ -30,8 +30,8 @@ class Agent:
     """Implements `agentrt.env.environment.Agent`. The episode enters and leaves its session."""
 
     __slots__ = (
-        "_fork", "_is_opened", "_num_samples", "_rewrite", "_runner", "_session", "_turns", "episode", "last_turn",
-        "messages", "name",
+        "_fork", "_is_opened", "_last_tool", "_num_samples", "_rewrite", "_runner", "_session", "_turns", "episode",
+        "last_turn", "messages", "name", "oldest_version",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,10 @@ class Agent:
         self.last_turn: Turn | None = None
         self._turns: list[TurnRecord] = []
         self._num_samples = 0
+        self._last_tool = ""
+        """That ran since the last turn."""
+        self.oldest_version: int | None = None
+        """Of the policy, that sampled for it."""
         self._fork: Fork | None = None
         self._rewrite: Rewrite | None = None
         self._is_opened = False
@@ -94,14 +98,17 @@ class Agent:
         tools = episode.setup.tools
         records = [tool_calls.refusal(call, tools, turn) or tool_calls.cancelled(call, turn) for call in calls]
         running = next((record for record in records if record.outcome == tool_calls.CANCELLED), None)
+        seconds = episode.setup.limits.tool_seconds
         if running is not None:
-            self._session.pause(running.name)
+            self._session.hint(episode.hints())
+            self._session.pause(running.name, ",".join(sorted(running.arguments)), seconds)
+            self._last_tool = running.name
             episode.enter("tools", running.name)
         started = clock.now()
         try:
-            seconds = episode.setup.limits.tool_seconds
             await tool_calls.run_calls(calls, tools, self._runner, seconds, records, self._session.progress)
         finally:
+            self._session.resume()
             episode.enter("environment")
             episode.timing.tools += clock.now() - started
             episode.note_calls(records)
@@ -190,6 +197,10 @@ class Agent:
         self.last_turn = turn
         self.episode.note_turn(turn)
         self.episode.timing.add(completion)
+        self.episode.kv.add(completion, self._last_tool)
+        self._last_tool = ""
+        versions = completion.versions if self.oldest_version is None else (*completion.versions, self.oldest_version)
+        self.oldest_version = min(versions, default=None)
         return turn
 
     def _keep_partial(self, context: int) -> None:

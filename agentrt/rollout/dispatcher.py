@@ -11,7 +11,7 @@ from typing import Protocol
 import anyio
 
 from agentrt.core.records import EpisodeRecord, GroupRecord
-from agentrt.rollout.group import group_record
+from agentrt.rollout.group import Peers, group_record
 from agentrt.rollout.play import Finished, play
 from agentrt.rollout.resume import GroupPlan, Member
 from agentrt.rollout.setup import Setup
@@ -67,19 +67,21 @@ class _Group:
     def __init__(self, setup: Setup, plan: GroupPlan, sink: Sink, observer: Observer) -> None:
         self._setup, self._plan, self._sink, self._observer = setup, plan, sink, observer
         self._rewards = list(plan.rewards)
-        self._num_left = len(plan.members)
+        self._peers = Peers(len(plan.members))
         self._held: list[Finished] = []
 
     async def run(self, member: Member) -> None:
         """Run one member, and close the group after the last."""
         self._observer.episode_started(self._plan.task.id, member.member)
-        finished = await play(self._setup, self._plan.task, member=member.member, attempt=member.attempt)
+        finished = await play(
+            self._setup, self._plan.task, member=member.member, attempt=member.attempt, peers=self._peers
+        )
         if self._setup.rubric.group_rewards:
             self._held.append(finished)
         else:
             self._record(finished)
-        self._num_left -= 1
-        if self._num_left == 0:
+        self._peers.left -= 1
+        if self._peers.left == 0:
             await self._close()
 
     async def _close(self) -> None:

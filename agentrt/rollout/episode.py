@@ -17,6 +17,8 @@ from agentrt.env.tool import Tool
 from agentrt.report.running import Phase
 from agentrt.rollout.agent import Agent
 from agentrt.rollout.calls import INFRA, OK, ToolRunner
+from agentrt.rollout.costs import KVCosts
+from agentrt.rollout.group import Peers
 from agentrt.rollout.limits import Budget
 from agentrt.rollout.setup import Setup
 
@@ -30,38 +32,39 @@ class EpisodeEnd(BaseException):
 
 
 class Timing:
-    """Seconds by what they were spent on, and how much of the context had its KV."""
+    """Seconds by what they were spent on."""
 
-    __slots__ = ("decode", "prefill", "queue", "scoring", "tokens_cached", "tokens_prefilled", "tools", "total")
+    __slots__ = ("decode", "prefill", "queue", "scoring", "tools", "total")
 
     def __init__(self) -> None:
         self.queue = self.prefill = self.decode = self.tools = self.scoring = self.total = 0.0
-        self.tokens_cached = self.tokens_prefilled = 0
 
     def add(self, completion: Completion) -> None:
         """Add one turn."""
         self.queue += completion.queue_seconds
         self.prefill += completion.prefill_seconds
         self.decode += completion.decode_seconds
-        self.tokens_cached += completion.cached_tokens
-        self.tokens_prefilled += completion.context_tokens - completion.cached_tokens
 
 
 class Episode:
     """Implements `agentrt.env.environment.Episode`. A context manager: leaving it closes the sessions of its agents."""
 
     __slots__ = (
-        "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "metrics", "phase",
+        "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "kv", "metrics", "peers", "phase",
         "phase_since", "runner", "seed", "setup", "started", "state", "stop_reason", "task", "timing", "tool_name",
     )  # fmt: skip
 
-    def __init__(self, setup: Setup, task: Task, member: int, seed: int, runner: ToolRunner) -> None:
+    def __init__(
+        self, setup: Setup, task: Task, member: int, seed: int, runner: ToolRunner, peers: Peers | None = None
+    ) -> None:
         self.setup, self.task, self.seed, self.runner, self._member = setup, task, seed, runner, member
+        self.peers = peers or Peers(1)
         self.budget = Budget(setup.limits, setup.engine.info.context_length)
         self.state: dict[str, Any] = {}
         self.metrics: dict[str, float] = {}
         self.stop_reason: StopReason | None = None
         self.timing = Timing()
+        self.kv = KVCosts()
         self._agents: dict[str, Agent] = {}
         self._calls: list[CallRecord] = []
         self._given: float | None = None
@@ -182,6 +185,15 @@ class Episode:
         self._calls.extend(records)
         self.budget.judge(has_progress=has_progress)
 
+    def hints(self) -> SessionHints:
+        """What the engine may know of this episode now."""
+        wall = self.setup.limits.wall_seconds
+        versions = [agent.oldest_version for agent in self._agents.values() if agent.oldest_version is not None]
+        return SessionHints(
+            group=self.task.id, members_left=self.peers.left, oldest_version=min(versions, default=None),
+            deadline=None if wall is None else max(0.0, self.started + wall - clock.now()),
+        )  # fmt: skip
+
     def counts(self) -> dict[str, float]:
         """The metrics that every episode has."""
         counts = {"turns": float(self.budget.turns), "tool_calls": float(len(self._calls))}
@@ -198,4 +210,4 @@ class Episode:
 
     def _session(self, name: str) -> Session:
         seed = seeds.derive(self.seed, "branch", name)
-        return self.setup.engine.session(seed=seed, hints=SessionHints(group=self.task.id))
+        return self.setup.engine.session(seed=seed, hints=self.hints())

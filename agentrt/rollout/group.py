@@ -6,6 +6,16 @@ from collections.abc import Sequence
 from agentrt.core.records import GroupRecord
 
 
+class Peers:
+    """The members of a group, for what its episodes say of themselves to the engine."""
+
+    __slots__ = ("left",)
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        """How many have not ended."""
+
+
 def group_record(task_id: str, rewards: Sequence[float | None]) -> GroupRecord:
     """The record of a group, rewards in member order; null for a member without one, which counts for nothing.
 

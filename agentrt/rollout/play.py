@@ -25,6 +25,7 @@ from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
 from agentrt.rollout.calls import ToolRunner
 from agentrt.rollout.episode import MAIN, Episode, EpisodeEnd
+from agentrt.rollout.group import Peers
 from agentrt.rollout.setup import Setup
 
 EPISODE_FAILED = "episode_failed"
@@ -69,7 +70,7 @@ class Finished:
                 "queue": timing.queue, "prefill": timing.prefill, "decode": timing.decode, "tools": timing.tools,
                 "scoring": timing.scoring, "total": timing.total,
             },
-            kv={"tokens_cached": timing.tokens_cached, "tokens_prefilled": timing.tokens_prefilled},
+            kv=episode.kv.record(),
             logprobs_of=episode.setup.engine.info.logprobs_of,
         )  # fmt: skip
 
@@ -79,12 +80,12 @@ async def run_episode(setup: Setup, task: Task, *, member: int = 0, attempt: int
     return (await play(setup, task, member=member, attempt=attempt)).record()
 
 
-async def play(setup: Setup, task: Task, *, member: int, attempt: int) -> Finished:
+async def play(setup: Setup, task: Task, *, member: int, attempt: int, peers: Peers | None = None) -> Finished:
     """As `run_episode`, before it is made into a record: group rewards may still be added to its scores."""
     started = clock.now()
     seed = seeds.derive(setup.seed, task.id, member, attempt)
     runner = setup.sandboxes()
-    episode, scores = Episode(setup, task, member, seed, runner), Scores()
+    episode, scores = Episode(setup, task, member, seed, runner, peers), Scores()
     with bound_contextvars(task=task.id, member=member), ExitStack() as stack:
         setup.running.add(episode)
         stack.callback(setup.running.discard, episode)

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from agentrt.core.seeds import derive
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import PageCopy
+from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.tiers import Host
+from agentrt.testing.copier import FaultyCopier
 
 Logits = Callable[[Sequence[int]], Sequence[float] | NDArray[np.float32]]
 
@@ -30,14 +32,20 @@ def hashed_logits(vocab_size: int, spread: float = 3.0) -> Logits:
 class ToyRunner:
     """An `engine.step.Runner` over given logits. `prefixes` records what each sampling row saw.
 
-    In a group with a window, a row that samples must find the ids that group 0 has there.
+    In a group with a window, a row that samples must find the ids that group 0 has there. `host_pages` of each group, moved
+    by `copier`, make a host tier; a page of a group counts as one byte.
     """
 
     def __init__(
-        self, logits: Logits, *, num_pages: int = 64, page_size: int = 4, groups: Sequence[Group] = ()
-    ) -> None:
+        self, logits: Logits, *, num_pages: int = 64, page_size: int = 4, groups: Sequence[Group] = (), host_pages: int = 0,
+        copier: FaultyCopier | None = None,
+    ) -> None:  # fmt: skip
         self.groups, self.page_size, self._logits = tuple(groups) or (Group(num_pages),), page_size, logits
         self._kv = [np.full((group.num_pages, page_size), -1, dtype=np.int64) for group in self.groups]
+        self.copier = copier or FaultyCopier()
+        self.copier.device = self._kv
+        self.copier.host = [np.full((host_pages, page_size), -1, dtype=np.int64) for _ in self.groups]
+        self.host = Host([host_pages] * len(self.groups), [1] * len(self.groups), self.copier)
         self.cost_per_key = 0.0
         self.prefixes: list[list[int]] = []
         self.rows: list[int] = []

@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 from numpy.typing import NDArray
 
-from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.spec import EngineSpec, KVPolicy, SamplingParams
 from agentrt.core.tokens import Tokens
+from agentrt.engine.kv.evict import evict
 from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import Lease
-from agentrt.engine.kv.radix import Node
+from agentrt.engine.kv.radix import DEVICE, HOST, Node
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
+from agentrt.testing.copier import FaultyCopier
 from agentrt.testing.toy import Logits, ToyRunner, hashed_logits
 
 VOCAB, PAGE_SIZE = 6, 2
@@ -39,10 +41,11 @@ def logits(prefix: List[int]) -> NDArray[np.float32]:
 
 
 def make_core(
-    groups: tuple[Group, ...] = (Group(32),), logits: Logits = logits, rows: int = 64, batch: int = 8
-) -> EngineCore:
-    spec = EngineSpec(page_size=PAGE_SIZE, kv_tokens=64, step_tokens=rows, max_batch=batch)
-    runner = ToyRunner(logits, page_size=PAGE_SIZE, groups=groups)
+    groups: tuple[Group, ...] = (Group(32),), logits: Logits = logits, rows: int = 64, batch: int = 8, host_pages: int = 0,
+    copier: FaultyCopier | None = None, policy: KVPolicy = "lru",
+) -> EngineCore:  # fmt: skip
+    spec = EngineSpec(page_size=PAGE_SIZE, kv_tokens=64, step_tokens=rows, max_batch=batch, kv_policy=policy)
+    runner = ToyRunner(logits, page_size=PAGE_SIZE, groups=groups, host_pages=host_pages, copier=copier)
     return EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda _: b"")
 
 
@@ -92,10 +95,16 @@ class CoreMachine(RuleBasedStateMachine):
 
     sessions = Bundle("sessions")
     groups: tuple[Group, ...] = (Group(12),)
+    host_pages = 0
+    policy: KVPolicy = "lru"
 
     def __init__(self) -> None:
         super().__init__()
-        self.core = make_core(self.groups, rows=5, batch=3)
+        self.delay = 0
+        self.copier = FaultyCopier(delay=lambda: self.delay, checks=True)
+        self.core = make_core(
+            self.groups, rows=5, batch=3, host_pages=self.host_pages, copier=self.copier, policy=self.policy
+        )
         self.open_sessions: list[Session] = []
         for _ in range(40):
             self.core._lengths.add(1)  # turns are short, says experience: too many are let in
@@ -149,12 +158,6 @@ class CoreMachine(RuleBasedStateMachine):
         self.open_sessions.append(Session(self.core.fork(parent.lease, at), tokens))
         return self.open_sessions[-1]
 
-    @rule(session=sessions)
-    def pause(self, session: Session) -> None:
-        """A tool runs; that some will come back soon is all that the core knows of returns."""
-        if not session.is_busy:
-            self.core.pause(session.lease)
-
     @rule(session=consumes(sessions))
     def close(self, session: Session) -> None:
         self.abort(session)
@@ -172,6 +175,24 @@ class CoreMachine(RuleBasedStateMachine):
     def update(self) -> None:
         """Sessions opened from now on share nothing with those before."""
         self.core.version += 1
+
+    @rule(delay=st.integers(0, 5), failing=st.sampled_from([0, 0, 0, 3, 2]))
+    def link(self, delay: int, failing: int) -> None:
+        """From now on copies end `delay` steps late, and those to every so manieth page of the device or the host fail."""
+        self.delay = delay
+        self.copier.fails = lambda direction, copy: failing > 0 and copy.target % failing == 0
+
+    @rule(session=sessions, eta=st.none() | st.integers(0, 3))
+    def pause(self, session: Session, eta: int | None) -> None:
+        """A tool runs; that some will come back soon is all that the core knows of returns."""
+        if not session.is_busy:
+            self.core.pause(session.lease, "tool")
+            if eta is not None:
+                self.core.progress(session.lease, eta)
+
+    @rule(session=sessions)
+    def unpause(self, session: Session) -> None:
+        self.core.cache.unpause(session.lease)
 
     @invariant()
     def outcomes_are_those_of_running_alone(self) -> None:
@@ -197,8 +218,10 @@ class CoreMachine(RuleBasedStateMachine):
         for session in self.open_sessions:
             self.core.close(session.lease)
         self.core.check()
-        self.core.cache.tree.evict(self.groups[0].num_pages)
-        for pool in self.core.cache.pools:
+        drain(self.core)
+        for tier in (HOST, DEVICE):
+            evict(self.core.cache.tree, self.groups[0].num_pages + self.host_pages, tier)
+        for pool in (*self.core.cache.pools, *self.core.cache.tier.pools):
             assert pool.num_free == pool.num_pages
             assert not any(pool.refs)
         assert not self.core.cache.tree._roots
@@ -208,6 +231,19 @@ class WindowMachine(CoreMachine):
     """Two windows; of the shorter, just the pages that three sequences can need in a step of 5 ids."""
 
     groups = (Group(14), Group(14, 5), Group(3 * (1 + 2) + 3, 2))
+
+
+class HostMachine(CoreMachine):
+    """A host tier for one more session and a half."""
+
+    host_pages = 18
+
+
+class HostWindowMachine(WindowMachine):
+    """As `HostMachine`, with windows, and pins that never end."""
+
+    host_pages = 24
+    policy: KVPolicy = "ttl"
 
 
 def test_memory_does_not_grow_over_2000_requests() -> None:
@@ -230,7 +266,7 @@ def test_memory_does_not_grow_over_2000_requests() -> None:
             if session % 5 == 0:
                 core.abort(sequence)
             drain(core)
-            core.pause(lease)
+            core.pause(lease, "tool")
         core.close(lease)
     tracemalloc.stop()
     core.check()
@@ -241,5 +277,9 @@ def test_memory_does_not_grow_over_2000_requests() -> None:
 
 CoreMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 WindowMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+HostMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+HostWindowMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40)
+TestHostMachine = HostMachine.TestCase
+TestHostWindowMachine = HostWindowMachine.TestCase
 TestCoreMachine = CoreMachine.TestCase
 TestWindowMachine = WindowMachine.TestCase

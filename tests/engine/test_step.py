@@ -7,6 +7,7 @@ import pytest
 
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokens import Tokens
+from agentrt.engine.kv.evict import evict
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
@@ -159,7 +160,7 @@ def test_c39_queued_chunked_decoding(moment: str) -> None:
     for sequence in sequences:
         core.close(sequence.lease)
     core.check()
-    core.cache.tree.evict(64)
+    evict(core.cache.tree, 64)
     assert core.cache.pool.num_free == 64
     assert not any(core.cache.pool.refs)
 
@@ -266,7 +267,7 @@ def returning_core() -> tuple[EngineCore, Sequence, Sequence]:
         core._conversations._returns.add(4, 4)
     away = submit(core, list(range(12)), seed=1, max_tokens=4)
     drain(core)
-    core.pause(away.lease)
+    core.pause(away.lease, "tool")
     running = submit(core, list(range(30, 38)), seed=2, max_tokens=8)
     core.step()
     return core, away, running

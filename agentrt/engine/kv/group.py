@@ -6,6 +6,8 @@ no others. Most models have group 0 alone.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from agentrt.core.spec import EngineSpec
@@ -37,6 +39,34 @@ def size_groups(windows: Sequence[int], spec: EngineSpec) -> tuple[Group, ...]:
     return tuple(
         Group(min(most, SPARE * _running_pages(window, spec)), window) if window else Group(most) for window in windows
     )
+
+
+HOST_FACTOR = 4
+"""Host tokens for each token of the device, unless the spec says how many."""
+HOST_SHARE = 0.25
+"""Of the memory that is free, at most, unless the spec says how many."""
+
+
+def size_host(page_bytes: Sequence[int], spec: EngineSpec) -> list[int]:
+    """Pages of each group on the host: as many of a window as of group 0, since many short conversations may be parked."""
+    tokens = HOST_FACTOR * spec.kv_tokens if spec.host_tokens == "auto" else spec.host_tokens
+    most = -(-tokens // spec.page_size)
+    if spec.host_tokens == "auto":
+        most = min(most, int(HOST_SHARE * free_memory() / sum(page_bytes)))
+    return [most] * len(page_bytes)
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take, as far as the system says; 0 if it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 0
+    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), 0)
+    limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
+    with suppress(OSError, ValueError):  # no control group, or none with a limit
+        free = min(free, int(limit.read_text()) - int(used.read_text()))
+    return max(free, 0)
 
 
 def _running_pages(window: int, spec: EngineSpec) -> int:

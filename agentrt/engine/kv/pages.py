@@ -1,20 +1,34 @@
-"""The page pool of a cache group: which pages are free, and how many hold each of the others.
+"""The page pool of a cache group on one tier: which pages are free, and how many hold each of the others.
 
-Pure bookkeeping over page numbers; the KV itself lies in the runner's flat buffers. A page is held by page tables (leases)
-and by the prefix cache, one reference each. A page that only the prefix cache holds is *evictable*.
+Pure bookkeeping over page numbers; the KV itself lies in the runner's flat buffers. A page is held by page tables (leases),
+by the prefix cache and by copies in flight, one reference each. A page that only the prefix cache holds is *evictable*.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Iterable
+from typing import NamedTuple
 
 NONE = -1
 """Stands in a table where there is no page."""
 
 
+class PageCopy(NamedTuple):
+    """A page of one group whose KV is to be copied to another. The tiers of both follow from who is asked to do it."""
+
+    group: int
+    source: int
+    target: int
+
+
+def away(page: int) -> int:
+    """How a page of the host stands in a table beside pages of the device: below `NONE`. Its own inverse."""
+    return -2 - page
+
+
 def pages_of(table: Iterable[int]) -> list[int]:
-    """The pages of a table, without the places that have none."""
-    return [page for page in table if page != NONE]
+    """The pages of the device in a table."""
+    return [page for page in table if page > NONE]
 
 
 class OutOfPagesError(Exception):
@@ -27,6 +41,8 @@ class PagePool:
     def __init__(self, num_pages: int) -> None:
         self.num_pages = num_pages
         self.refs = array("i", [0]) * num_pages
+        self.generations = array("q", [0]) * num_pages
+        """How often each page was taken: a copy that finds another number here has the wrong page."""
         self._free = list(range(num_pages - 1, -1, -1))
         self._cached = bytearray(num_pages)
         self.num_evictable = 0
@@ -50,6 +66,7 @@ class PagePool:
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
             self.refs[page] = 1
+            self.generations[page] += 1
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
@@ -87,8 +104,8 @@ class PagePool:
     def is_evictable(self, page: int) -> bool:
         return bool(self._cached[page]) and self.refs[page] == 1
 
-    def check(self, tables: Iterable[Iterable[int]], tree: Iterable[int]) -> None:
-        """Raise `AssertionError` unless every page is free or held exactly as often as `tables` and `tree` hold it."""
+    def check(self, tables: Iterable[Iterable[int]], tree: Iterable[int], copies: Iterable[int] = ()) -> None:
+        """Raise `AssertionError` unless a page is free, or held just as often as `tables`, `tree` and `copies` hold it."""
         held = Counter(tree)
         assert all(count == 1 for count in held.values()), "a page is twice in the prefix cache"
         assert {page for page in range(self.num_pages) if self._cached[page]} == set(held), "cached marks are off"
@@ -96,6 +113,7 @@ class PagePool:
             pages = list(table)
             assert len(set(pages)) == len(pages), "a page is twice in one page table"
             held.update(pages)
+        held.update(copies)
         free = set(self._free)
         assert len(free) == len(self._free), "a page is twice in the free list"
         assert not free & set(held), "a page is both free and held"

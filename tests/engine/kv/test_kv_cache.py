@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from agentrt.core.tokens import Ids
+from agentrt.engine.kv.cache import KVCache
+from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
-from agentrt.engine.kv.pages import NONE, OutOfPagesError, PagePool
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.pages import NONE, OutOfPagesError, PageCopy, PagePool
 from agentrt.engine.kv.radix import Namespace
 
 HERE = Namespace(0)
@@ -44,7 +46,7 @@ def test_c39_a_split_keeps_count() -> None:
     cache.close(first)
     cache.close(second)
     assert (cache.pool.num_evictable, cache.pool.num_free) == (3, 61)
-    assert cache.tree.evict(64) == 3
+    assert evict(cache.tree, 64) == 3
     assert cache.pool.num_free == 64
     cache.check()
 
@@ -132,7 +134,7 @@ def test_eviction_takes_the_least_recently_used_and_a_tail_before_its_head() -> 
         lease = cache.open(HERE)
         compute(cache, lease, ids)
         cache.close(lease)
-    cache.tree.evict(3)
+    evict(cache.tree, 3)
     assert len(cache.tree.match(HERE, old, 4)[1][0]) == 1
     assert len(cache.tree.match(HERE, new, 4)[1][0]) == 4
     cache.check()
@@ -195,12 +197,12 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 4))
     def evict(self, count: int) -> None:
-        self.cache.tree.evict(count)
+        evict(self.cache.tree, count)
 
     @rule(count=st.integers(1, 4))
     def evict_window(self, count: int) -> None:
         for group in range(1, len(self.groups)):
-            self.cache.tree.evict_window(group, count)
+            evict_window(self.cache.tree, group, count)
 
     @rule()
     def revoke(self) -> None:
@@ -221,7 +223,7 @@ class CacheMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for lease in list(self.ids):
             self.cache.close(lease)
-        self.cache.tree.evict(24)
+        evict(self.cache.tree, 24)
         for pool in self.cache.pools:
             assert pool.num_free == pool.num_pages
         self.cache.check()

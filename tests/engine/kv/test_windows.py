@@ -4,9 +4,11 @@ import pytest
 
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokens import Ids
+from agentrt.engine.kv.cache import KVCache
+from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.group import Group, size_groups
-from agentrt.engine.kv.lease import KVCache, Lease, PageCopy
-from agentrt.engine.kv.pages import NONE
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.pages import NONE, PageCopy
 from agentrt.engine.kv.radix import Namespace
 
 HERE = Namespace(0)
@@ -30,12 +32,15 @@ def compute(cache: KVCache, ids: Ids, lease: Lease | None = None) -> tuple[Lease
 
 def hit(cache: KVCache, length: int) -> int:
     """Of the ids 0..length, how many are cached."""
-    return cache.resume(cache.open(HERE), Ids(range(length + 1)), length)
+    lease, ids = cache.open(HERE), Ids(range(length + 1))
+    cached = cache.resume(lease, ids, length)
+    cache.suspend(lease, ids)
+    return cached
 
 
 def forget(cache: KVCache, place: int) -> None:
     """Take the page at a place of the only node from the local group."""
-    (node,) = cache.tree._nodes()
+    (node,) = cache.tree.nodes()
     cache.pools[LOCAL].uncache(node.table[LOCAL][place])
     node.table[LOCAL][place] = NONE
 
@@ -61,7 +66,7 @@ def test_c41_a_global_layer_needs_all_of_it(length: int, hits: int) -> None:
     assert hit(cache, length) == hits
     for open_lease in list(cache._leases):
         cache.close(open_lease)
-    assert cache.tree.evict(1) == 1
+    assert evict(cache.tree, 1) == 1
     assert [pool.num_free for pool in cache.pools] == [30, 30]
     assert hit(cache, length) == min(hits, 4)
 
@@ -76,6 +81,7 @@ def test_a_hit_takes_only_the_windows_pages() -> None:
 
 
 def test_a_page_is_held_until_its_last_id_falls_out_of_the_window() -> None:
+    """Of the window before the end of the last whole page, from where a lease may have to go on."""
     cache, ids = make_cache(window=3), Ids(range(10))
     lease = cache.open(HERE)
     cache.resume(lease, ids, 9)
@@ -85,7 +91,7 @@ def test_a_page_is_held_until_its_last_id_falls_out_of_the_window() -> None:
         cache.advance(lease, ids, 1)
         cache.check()
         held.append([place for place, page in enumerate(lease.table[LOCAL]) if page != NONE])
-    assert held == [[0], [0], [0, 1], [0, 1], [1, 2], [1, 2], [2, 3], [2, 3], [3, 4], [3, 4]]
+    assert held == [[0], [0], [0, 1], [0, 1], [0, 1, 2], [1, 2], [1, 2, 3], [2, 3], [2, 3, 4], [3, 4]]
     assert cache.pools[LOCAL].num_evictable == 3, "what fell out of the window is in the prefix cache"
 
 
@@ -116,8 +122,8 @@ def test_ends_of_sequences_keep_their_windows_longest() -> None:
     for first in (0, 100):
         lease, _ = compute(cache, Ids(range(first, first + 12)))
         cache.close(lease)
-    old, new = sorted(cache.tree._nodes(), key=lambda node: node.used)
-    assert cache.tree.evict_window(LOCAL, 5) == 5
+    old, new = sorted(cache.tree.nodes(), key=lambda node: node.used)
+    assert evict_window(cache.tree, LOCAL, 5) == 5
     kept = [[page != NONE for page in node.table[LOCAL]] for node in (old, new)]
     assert kept == [[False] * 3 + [True] * 3, [False] * 2 + [True] * 4]
     assert hit(cache, 12) == 12
@@ -128,7 +134,7 @@ def test_a_prompt_is_found_again_without_its_last_page() -> None:
     """Group siblings: the prompt is whole pages, and its last id is always computed."""
     cache, ids = make_cache(), Ids(range(12))
     compute(cache, ids)
-    cache.tree.evict_window(LOCAL, 3)
+    evict_window(cache.tree, LOCAL, 3)
     _, cached = compute(cache, ids)
     assert cached == 10
 
@@ -144,15 +150,15 @@ def test_a_fork_shares_windows_and_copies_partial_pages_of_each_group() -> None:
 
 
 def test_a_fork_into_a_page_that_left_the_window() -> None:
-    """Of a parent at id 5, at id 1: the partial page of ids 0 and 1 is gone from the window of 3."""
+    """Of a parent at id 7, at id 1: the partial page of ids 0 and 1 is gone from the window of 3."""
     cache = make_cache(window=3)
-    parent, ids = cache.open(HERE), Ids(range(5))
-    cache.resume(parent, ids, 4)
-    cache.grow(parent, 5)
-    cache.advance(parent, ids, 5)
+    parent, ids = cache.open(HERE), Ids(range(7))
+    cache.resume(parent, ids, 6)
+    cache.grow(parent, 7)
+    cache.advance(parent, ids, 7)
     assert cache.fork(parent, 1)[0].computed == 0
     assert cache.fork(parent, 4)[0].computed == 0
-    assert cache.fork(parent, 5)[0].computed == 5
+    assert cache.fork(parent, 7)[0].computed == 7
     cache.check()
 
 

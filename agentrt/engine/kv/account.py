@@ -1,0 +1,53 @@
+"""What a lease's KV costs: bytes held, by time, on the device and on the host."""
+
+from agentrt.core.protocol import KVUsage
+
+
+class Meter:
+    """Integrates the bytes that one lease holds. Whoever changes them calls `charge` first."""
+
+    __slots__ = (
+        "_device", "_host", "_paused_at", "_since", "_tool_device", "_tool_host", "device_bytes", "host_bytes", "reprefilled",
+        "wait",
+    )  # fmt: skip
+
+    def __init__(self, now: float) -> None:
+        self.device_bytes = self.host_bytes = 0.0
+        """Held now; what several leases hold is divided among them."""
+        self.reprefilled = 0
+        """Ids computed again whose KV was there once."""
+        self.wait = 0.0
+        """Seconds that turns waited for copies from the host."""
+        self._since = now
+        self._device = self._host = self._tool_device = self._tool_host = 0.0
+        self._paused_at: tuple[float, float] | None = None
+
+    def charge(self, now: float) -> None:
+        """Count what was held until now."""
+        seconds, self._since = now - self._since, now
+        self._device += seconds * self.device_bytes
+        self._host += seconds * self.host_bytes
+
+    def pause(self, now: float) -> None:
+        """A tool starts."""
+        self.charge(now)
+        self._paused_at = self._device, self._host
+
+    def resume(self, now: float) -> None:
+        """It has ended."""
+        if self._paused_at is not None:
+            self.charge(now)
+            self._tool_device += self._device - self._paused_at[0]
+            self._tool_host += self._host - self._paused_at[1]
+            self._paused_at = None
+
+    def take(self, now: float) -> KVUsage:
+        """What was counted since the last time."""
+        self.charge(now)
+        usage = KVUsage(
+            device_byte_seconds=self._device, host_byte_seconds=self._host, tool_device_byte_seconds=self._tool_device,
+            tool_host_byte_seconds=self._tool_host, reprefilled_tokens=self.reprefilled, wait_seconds=self.wait,
+        )  # fmt: skip
+        self._device = self._host = self._tool_device = self._tool_host = self.wait = 0.0
+        self.reprefilled = 0
+        return usage

@@ -1,0 +1,92 @@
+"""Which pages the prefix cache gives up: least recently used first, a tail before its head, those that no lease needs first.
+
+Only pages that nobody but the tree holds. A page of the device that has a copy on the host leaves a place that can be
+restored; one without leaves nothing.
+"""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+from agentrt.engine.kv.pages import NONE
+from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
+
+
+def evict(tree: RadixTree, count: int, tier: int = DEVICE) -> int:
+    """Free up to `count` pages of group 0 on a tier; what other groups have at the same places goes with them.
+
+    On the host the places of open leases stay: that copy may be all they have. Returns how many pages it freed.
+    """
+    heap = [(*_rank(node), node) for node in tree.nodes() if _is_candidate(tree, node, tier)]
+    heapify(heap)
+    freed = 0
+    while heap and freed < count:
+        node = heappop(heap)[-1]
+        parent = node.parent
+        freed += _evict_tail(tree, node, tier, count - freed)
+        tree.trim(node)
+        if parent is not None and _is_candidate(tree, parent, tier):
+            heappush(heap, (*_rank(parent), parent))
+    return freed
+
+
+def evict_window(tree: RadixTree, group: int, count: int, tier: int = DEVICE) -> int:
+    """Free up to `count` pages of a group with a window that nobody else holds, least recently used first.
+
+    The windows before the ends of nodes go last: there, sequences parted or ended, and most likely go on.
+    """
+    pool, freed = tree.pools[tier][group], 0
+    for node, place in list(_in_order_of_worth(tree, group)):
+        row = node.tables[tier][group]
+        if freed == count:
+            break
+        if row[place] != NONE and pool.is_evictable(row[place]) and not (tier == HOST and node.users):
+            pool.uncache(row[place])
+            row[place] = NONE
+            freed += 1
+    return freed
+
+
+def _rank(node: Node) -> tuple[bool, int, int]:
+    return node.users > 0, node.used, id(node)
+
+
+def _is_candidate(tree: RadixTree, node: Node, tier: int) -> bool:
+    """Its last page on the tier may go: nobody holds it, and no page of the tier lies below it."""
+    if node.parent is None or (tier == HOST and node.users):
+        return False
+    if any(child.tables[tier][0][0] != NONE for child in node.children.values()):
+        return False
+    last = _last(node, tier)
+    return last >= 0 and tree.pools[tier][0].is_evictable(node.tables[tier][0][last])
+
+
+def _last(node: Node, tier: int) -> int:
+    row = node.tables[tier][0]
+    return next((index for index in range(len(row) - 1, -1, -1) if row[index] != NONE), -1)
+
+
+def _evict_tail(tree: RadixTree, node: Node, tier: int, count: int) -> int:
+    freed = 0
+    for index in range(_last(node, tier), -1, -1):
+        page = node.tables[tier][0][index]
+        if page == NONE:  # a copy that failed
+            continue
+        if freed == count or not tree.pools[tier][0].is_evictable(page):
+            break
+        freed += 1
+        for pool, row in zip(tree.pools[tier], node.tables[tier], strict=True):
+            if row[index] != NONE and pool.is_evictable(row[index]):
+                pool.uncache(row[index])
+                row[index] = NONE
+    return freed
+
+
+def _in_order_of_worth(tree: RadixTree, group: int) -> Iterator[tuple[Node, int]]:
+    """Every place of a group, as a node and an index into its rows; the least worth first."""
+    nodes = sorted(tree.nodes(), key=lambda node: node.used)
+    # From one place before the end: a prompt's last id is always computed, so it is matched without its last page.
+    ends = [max(0, tree.first_kept(tree.groups[group], node.end - 1) - node.start) for node in nodes]
+    for node, end in zip(nodes, ends, strict=True):
+        yield from ((node, place) for place in range(min(end, node.length)))
+    for node, end in zip(nodes, ends, strict=True):
+        yield from ((node, place) for place in range(end, node.length))

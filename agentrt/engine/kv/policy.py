@@ -1,0 +1,165 @@
+"""What is to become of the KV of idle leases: policies over plain numbers. Pure.
+
+A policy is asked three things: what to do with a lease as its tool starts, which leases give up their pages when somebody
+lacks some, and which come back first when there is room. It holds no page and starts no copy; `kv.cache` does what it says
+as far as that can be done, and when nobody could go on otherwise it revokes leases that a policy would keep.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from agentrt.core.spec import EngineSpec
+from agentrt.engine.kv.lease import State
+
+Kind = Literal["cache", "keep", "park", "drop"]
+"""Let it be, revocable; pin it; save it on the host, then give up its pages; give them up."""
+
+
+class LeaseView(NamedTuple):
+    """An idle lease. `slot` is its place in the list, and names it in the answer. Seconds, and ids where not said."""
+
+    slot: int
+    state: State
+    tokens: int
+    """Whose KV it has, wherever that is."""
+    unshared: int
+    """Those of them that no other open lease has: what giving it up frees."""
+    is_saved: bool
+    """All that it would be restored from is on the host: it can be parked for nothing."""
+    number: int
+    """Leases are numbered in the order they were opened."""
+    is_wanted: bool
+    """Its turn waits to be let in; no tool runs."""
+    tool: str = ""
+    arguments: str = ""
+    elapsed: float = 0.0
+    """Since the tool started."""
+    eta: float | None = None
+    """Until it ends, by its own word; negative if that is past."""
+    deadline: float | None = None
+    """Until it is ended at the latest."""
+    group: str = ""
+    members_left: int = 0
+    is_filtered: bool = False
+    oldest_version: int | None = None
+
+
+class PoolView(NamedTuple):
+    """The pools, in pages of group 0."""
+
+    page_size: int
+    pages: int
+    available: int
+    """Free, or held by nobody but the prefix cache."""
+    host_pages: int
+    host_free: int
+    waiting: int = 0
+    """Sequences that wait to be let in."""
+    lacking: int = 0
+    """Pages that somebody lacks beyond the available ones."""
+    is_stuck: bool = False
+    """Nobody can go on without them."""
+
+
+class Action(NamedTuple):
+    """What is to become of one lease."""
+
+    slot: int
+    kind: Kind
+
+
+class Policy(Protocol):
+    """Answers for one engine. May learn from what it is asked; owns nothing."""
+
+    @property
+    def uses_host(self) -> bool:
+        """Pages are to be saved on the host as turns end."""
+
+    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+        """As a tool starts. Asked for each pause, so it must not cost more than microseconds."""
+
+    def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
+        """Leases to park or drop, first those that go first; enough of them for `pool.lacking`, if there are.
+
+        `leases` are those that hold pages and do not run, least recently used first.
+        """
+
+    def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
+        """Slots of parked leases in the order in which they are to come back while there is room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lru:
+    """The least recently used goes first: to the host if `uses_host`, else for good. Nothing is pinned."""
+
+    uses_host: bool = True
+
+    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+        """Leaves it as it is."""
+        return "cache"
+
+    def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
+        """In the order given, but filtered episodes first and those whose turn waits last, the youngest of them first."""
+        order = sorted(
+            leases, key=lambda lease: (lease.is_wanted, not lease.is_filtered, -lease.number * lease.is_wanted)
+        )
+        return _enough(order, pool, "park" if self.uses_host else "drop")
+
+    def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
+        """Whose turn waits; then by the end that tools foretell; then as they paused."""
+        return [lease.slot for lease in sorted(leases, key=_soonest)]
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTtl:
+    """Pinned for `seconds` after its tool has started; then as `Lru`."""
+
+    seconds: float
+    uses_host: bool = True
+
+    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+        """Pins it."""
+        return "keep"
+
+    def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
+        """Expired pins and unpinned leases as `Lru`; if nobody can go on, pins too, those of the latest opened first."""
+        pinned = [lease for lease in leases if self._is_pinned(lease)]
+        actions = Lru(self.uses_host).make_room([lease for lease in leases if not self._is_pinned(lease)], pool)
+        if pool.is_stuck:
+            latest_first = sorted(pinned, key=lambda lease: -lease.number)
+            actions += _enough(latest_first, pool, "park" if self.uses_host else "drop")
+        return actions
+
+    def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
+        """As `Lru`."""
+        return Lru(self.uses_host).prefetch(leases, pool)
+
+    def _is_pinned(self, lease: LeaseView) -> bool:
+        return lease.state is State.PINNED and lease.elapsed < self.seconds
+
+
+def make_policy(spec: EngineSpec) -> Policy:
+    """The one that `spec.kv_policy` names."""
+    match spec.kv_policy:
+        case "lru":
+            return Lru()
+        case "lru_drop":
+            return Lru(uses_host=False)
+        case "ttl":
+            return FixedTtl(spec.kv_ttl_seconds)
+
+
+def _enough(order: Sequence[LeaseView], pool: PoolView, kind: Kind) -> list[Action]:
+    """`kind` for as many leases, in this order, as free the pages that are lacking."""
+    actions, freed = [], 0
+    for lease in order:
+        if freed >= pool.lacking:
+            break
+        actions.append(Action(lease.slot, kind))
+        freed += lease.unshared // pool.page_size
+    return actions
+
+
+def _soonest(lease: LeaseView) -> tuple[bool, float, float]:
+    return not lease.is_wanted, float("inf") if lease.eta is None else lease.eta, -lease.elapsed

@@ -1,0 +1,338 @@
+"""The host tier: copies of pages in host memory, and the copies that are under way in either direction.
+
+A state machine over pages; whoever moves the bytes is a `Copier`. Four fences keep both ends of a copy whole:
+
+(a) a save starts after the computation that wrote its source, (b) a load after the one that last read or wrote its target:
+    `Copier.start` promises both; (c) a page of the device is free only after the copies from and to it have ended, and
+    (d) so is a page of the host: a job in flight holds a reference to both pages of each copy.
+
+So an abort, a fork or an eviction in the middle of a copy needs no care: what is released meanwhile becomes free when the
+job lets go of it. A page of the host is kept once, by the node of the prefix cache whose ids it belongs to.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Literal, NamedTuple, Protocol
+
+from agentrt.engine.kv.evict import evict, evict_window
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, away
+from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
+
+Direction = Literal["save", "load"]
+JOBS_IN_FLIGHT = 2
+"""Saves that are under way at one time: one that runs and one behind it."""
+
+
+MOST_PAGES = 1 << 30
+"""Saved at one time, where the budget is endless."""
+
+
+class Event(Protocol):
+    """The end of a job's copies."""
+
+    @property
+    def is_done(self) -> bool: ...
+
+    @property
+    def failed(self) -> Collection[int]:
+        """Which copies came to nothing, by index; their targets hold anything. Known once it is done."""
+
+    @property
+    def checksums(self) -> Sequence[int]:
+        """Of the targets, once it is done; empty where nobody asked for them."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, at most this long; whether it came."""
+
+
+class Copier(Protocol):
+    """Moves the bytes of pages between the device and the host."""
+
+    bytes_per_second: float
+    """One way. What is spent on a direction in one step follows from it."""
+
+    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> Event:
+        """Copy pages of the device to pages of the host (`save`) or back (`load`).
+
+        The copies start after everything that was computed before this call, and jobs of one direction end in the order
+        they were started. It does not wait.
+        """
+
+    def close(self) -> None:
+        """Wait for what is under way, and give back what it needs for its work."""
+
+
+class Host(NamedTuple):
+    """The memory of a host, and who moves pages there."""
+
+    pages: Sequence[int]
+    """How many of each group."""
+    page_bytes: Sequence[int]
+    """What a page of each group takes."""
+    copier: Copier
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Copies under way, and where in the prefix cache each of their pages of the host belongs."""
+
+    direction: Direction
+    copies: list[PageCopy] = field(default_factory=list)
+    places: list[tuple[Node, int]] = field(default_factory=list)
+    """A node at or below the place, and the place, counted from the root."""
+    generations: list[tuple[int, int]] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
+    """Those that a load brings pages to; those whose last pages a save copies."""
+    event: Event = field(init=False)
+    failed: bool = False
+    """Some of its copies came to nothing."""
+
+    def pages(self, tier: int, group: int) -> list[int]:
+        """Its pages of one group on a tier."""
+        is_source = (self.direction == "save") == (tier == DEVICE)
+        return [copy.source if is_source else copy.target for copy in self.copies if copy.group == group]
+
+
+class HostTier:
+    """Saves and loads over the prefix cache's pages."""
+
+    def __init__(self, tree: RadixTree, host: Host) -> None:
+        self.tree, self.copier, self.page_bytes = tree, host.copier, host.page_bytes
+        self._queue: deque[Lease] = deque()
+        self._saving: list[set[int]] = [set() for _ in tree.groups]
+        """Pages of the device that are being copied, by group."""
+        self._jobs: dict[Direction, deque[Job]] = {"save": deque(), "load": deque()}
+        self._checksums: dict[tuple[int, int], int] = {}
+        self.failed = 0
+        """Copies that came to nothing."""
+
+    @property
+    def pools(self) -> Sequence[PagePool]:
+        """The pages of the host, by group."""
+        return self.tree.pools[HOST]
+
+    @property
+    def is_copying(self) -> bool:
+        return any(self._jobs.values())
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._jobs["load"])
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way, and nothing waits to be saved."""
+        return not self._queue and not self.is_copying
+
+    def save(self, lease: Lease, *, at_once: bool = False) -> None:
+        """Have the pages that an idle lease needs copied to the host: behind what waits already, or before it."""
+        if not self.pools[0].num_pages or (lease.is_queued and not at_once):
+            return
+        if lease.is_queued:
+            self._queue.remove(lease)
+        lease.is_queued = True
+        (self._queue.appendleft if at_once else self._queue.append)(lease)
+
+    def make_room(self, lease: Lease) -> bool:
+        """Room on the host for what is not there of a lease, in the place of what no open lease needs. False if it is full."""
+        needed = [0] * len(self.pools)
+        for _, _, group in self._unsaved(lease):
+            needed[group] += 1
+        return all(self._has(group, count) for group, count in enumerate(needed))
+
+    def is_saved(self, lease: Lease) -> bool:
+        """Whether all that a lease would be restored from is on the host, and there is something."""
+        return lease.anchor is not None and all(
+            NONE not in node.tables[HOST][group][max(first - node.start, 0) :]
+            for node in lease.anchor.path()
+            for group, first in enumerate(self._firsts(lease.anchor))
+        )
+
+    def load(self, lease: Lease, take: Callable[[int, int], list[int]]) -> None:
+        """Bring back the pages of the host that stand in the table of a lease. What is computed waits for `lease.job`.
+
+        `take(group, count)` gives pages of the device. They take their place in the table at once.
+        """
+        assert lease.anchor is not None
+        job = Job("load", leases=[lease])
+        wanted = [
+            (node, place, group)
+            for node in lease.anchor.path()
+            for place in range(node.start, node.end)
+            for group, row in enumerate(lease.table)
+            if row[place] < NONE
+        ]
+        for _, place, group in wanted:
+            self.pools[group].retain((away(lease.table[group][place]),))
+        counts = Counter(group for *_, group in wanted)
+        targets = {group: take(group, count) for group, count in counts.items()}
+        for node, place, group in wanted:
+            row, target = lease.table[group], targets[group].pop()
+            job.copies.append(PageCopy(group, away(row[place]), target))
+            job.places.append((node, place))
+            row[place] = target
+            self.tree.pools[DEVICE][group].retain((target,))
+        lease.job = job
+        self._start(job)
+
+    def pump(self, budget_bytes: float) -> None:
+        """Start saves for what waits, up to this many bytes, unless enough are under way."""
+        pages = int(min(max(budget_bytes / max(self.page_bytes), 1), MOST_PAGES))
+        while pages > 0 and self._queue and len(self._jobs["save"]) < JOBS_IN_FLIGHT:
+            job, lease = Job("save"), self._queue[0]
+            for node, place, group in islice(self._unsaved(lease), pages):
+                if not self._has(group, 1):
+                    break
+                index = place - node.start
+                page, (target,) = node.tables[DEVICE][group][index], self.pools[group].take(1)
+                job.copies.append(PageCopy(group, page, target))
+                job.places.append((node, place))
+                self.tree.pools[DEVICE][group].retain((page,))
+                self._saving[group].add(page)
+            if len(job.copies) < pages:  # all there is of it, or all there is room for
+                self._queue.popleft()
+                lease.is_queued = False
+                job.leases.append(lease)
+            pages -= max(len(job.copies), 1)
+            self._start(job)
+
+    def poll(self) -> list[Job]:
+        """End the jobs whose copies have ended, and return them; `leases` are those that their ending concerns."""
+        ended = []
+        for jobs in self._jobs.values():
+            while jobs and jobs[0].event.is_done:
+                ended.append(jobs.popleft())
+                self._end(ended[-1])
+        return ended
+
+    def wait(self, seconds: float, first: Direction = "load") -> bool:
+        """Wait until a job has ended, one of the direction `first` if there is any; False if none has within this time."""
+        job = next((jobs[0] for jobs in (self._jobs[first], *self._jobs.values()) if jobs), None)
+        return job is not None and job.event.wait(seconds)
+
+    def forget(self, lease: Lease) -> None:
+        """A lease needs nothing saved any more. Copies that are under way go on."""
+        if lease.is_queued:
+            self._queue.remove(lease)
+            lease.is_queued = False
+
+    def is_saving(self, lease: Lease) -> bool:
+        """Its pages wait to be saved, or the last of them are being copied."""
+        return lease.is_queued or any(lease in job.leases for job in self._jobs["save"])
+
+    def in_copies(self, tier: int, group: int) -> list[int]:
+        """Pages that jobs hold, one entry for each reference."""
+        return [page for jobs in self._jobs.values() for job in jobs for page in job.pages(tier, group)]
+
+    def _firsts(self, anchor: Node) -> list[int]:
+        """The first place of each group that a lease with this anchor needs."""
+        return [self.tree.first_kept(group, anchor.end) for group in self.tree.groups]
+
+    def _unsaved(self, lease: Lease) -> Iterator[tuple[Node, int, int]]:
+        """The places of a lease, with their group, whose page is on the device only and not being copied; head first."""
+        if lease.anchor is None:
+            return
+        firsts = self._firsts(lease.anchor)
+        for node in lease.anchor.path():
+            if any(NONE in row for row in node.tables[HOST]):
+                for place in range(node.start, node.end):
+                    for group, first in enumerate(firsts):
+                        index, page = place - node.start, node.tables[DEVICE][group][place - node.start]
+                        if place < first or page == NONE or node.tables[HOST][group][index] != NONE:
+                            continue
+                        if page not in self._saving[group]:
+                            yield node, place, group
+
+    def _has(self, group: int, count: int) -> bool:
+        """Whether the host has this many free pages of a group, after giving up what no open lease needs."""
+        pool = self.pools[group]
+        if count > pool.num_free and pool.num_evictable:
+            lacking = max(count - pool.num_free, pool.num_pages // 64)
+            (evict(self.tree, lacking, HOST) if group == 0 else evict_window(self.tree, group, lacking, HOST))
+        return count <= pool.num_free
+
+    def _start(self, job: Job) -> None:
+        device, host = self.tree.pools
+        job.generations = [
+            (device[copy.group].generations[page], host[copy.group].generations[other])
+            for copy in job.copies
+            for page, other in [self._ends(job, copy)]
+        ]
+        job.event = self.copier.start(job.direction, job.copies) if job.copies else _Ended()
+        self._jobs[job.direction].append(job)
+
+    def _end(self, job: Job) -> None:
+        """Let go of a job's pages. What was saved has its place on the host; what could not be loaded loses it."""
+        failed = self._failed(job)
+        device, host = self.tree.pools
+        for index, (copy, (node, place)) in enumerate(zip(job.copies, job.places, strict=True)):
+            page, other = self._ends(job, copy)
+            held = device[copy.group].generations[page], host[copy.group].generations[other]
+            assert held == job.generations[index], "a page was given away in the middle of a copy"
+            node, at = self.tree.locate(node, place)
+            if job.direction == "save":
+                self._saving[copy.group].discard(page)
+                if index not in failed:
+                    host[copy.group].cache((other,))
+                    node.tables[HOST][copy.group][at] = other
+            device[copy.group].release((page,))
+            host[copy.group].release((other,))
+            if job.direction == "load" and index in failed and node.tables[HOST][copy.group][at] == other:
+                self._lose(node, copy.group, at)
+        for node in {node for node, _ in job.places}:
+            self.tree.trim(node)
+        job.failed = bool(failed)
+        self.failed += len(failed)
+
+    def _failed(self, job: Job) -> set[int]:
+        """The copies of a job that came to nothing, those among them whose checksum is another than when it was saved."""
+        failed = set(job.event.failed)
+        for index, (copy, checksum) in enumerate(zip(job.copies, job.event.checksums, strict=False)):
+            if job.direction == "save":
+                self._checksums[copy.group, copy.target] = checksum
+            elif self._checksums.get((copy.group, copy.source), checksum) != checksum:
+                failed.add(index)
+        return failed
+
+    def _lose(self, node: Node, group: int, at: int) -> None:
+        """The host's page at this place is no good, and nobody finds it any more."""
+        pool, row = self.pools[group], node.tables[HOST][group]
+        if pool.is_evictable(row[at]):  # another load from it will fail as well, and come here when it ends
+            pool.uncache(row[at])
+            row[at] = NONE
+
+    @staticmethod
+    def _ends(job: Job, copy: PageCopy) -> tuple[int, int]:
+        """The page on the device and the page on the host."""
+        return (copy.source, copy.target) if job.direction == "save" else (copy.target, copy.source)
+
+
+class NoCopier:
+    """The copier of a host without pages."""
+
+    bytes_per_second = 0.0
+
+    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> Event:
+        raise AssertionError("there is no host tier to copy to")
+
+    def close(self) -> None:
+        """It holds nothing."""
+
+
+def no_host(groups: int) -> Host:
+    """For an engine without a host tier."""
+    return Host([0] * groups, [1] * groups, NoCopier())
+
+
+class _Ended:
+    """The event of a job without copies: it ends when those before it have ended."""
+
+    is_done = True
+    failed: Collection[int] = ()
+    checksums: Sequence[int] = ()
+
+    def wait(self, seconds: float) -> bool:
+        return True
