@@ -27,6 +27,7 @@ EXTRAS = {
     "hub": ("huggingface_hub", "--model org/name"),
     "mcp": ("mcp", "tools of MCP servers"),
     "parquet": ("pyarrow", "agentrt export --to parquet"),
+    "remote": ("httpx", "agentrt run --engine URL"),
     "serve": ("starlette", "agentrt serve"),
 }
 """Each optional part: the package it needs, and what it is for."""

@@ -9,7 +9,7 @@ from rich.console import Group
 
 from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, checked_environment, launch, named_by
-from agentrt.cli.spec import chosen_spec
+from agentrt.cli.spec import chosen_spec, servers
 from agentrt.core.errors import UsageError
 from agentrt.report import evaluation, summary
 from agentrt.rollout.sink import spec_toml
@@ -29,6 +29,9 @@ def evaluate(
     group_size: Annotated[int | None, typer.Option(help="Episodes of each task.  \\[default: 4]")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed samples the same ids.  \\[default: 0]")] = None,
     success: Annotated[float, typer.Option(help="The reward from which on an episode has passed, for pass@k.")] = 1.0,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="A server that runs the model, instead of this process; repeatable.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder.  \\[default: outputs/eval-ENVIRONMENT-TIME]")
     ] = None,
@@ -53,7 +56,8 @@ def evaluate(
     options = {
         "environment": environment, "model": model, "split": split, "groups": groups, "group_size": group_size, "seed": seed,
     }  # fmt: skip
-    spec = chosen_spec("eval", config, options, assignments or [], resume, output)
+    assignments = [*(assignments or []), *servers(engine)]
+    spec = chosen_spec("eval", config, options, assignments, resume, output)
     if spec.split == TRAINING:
         raise UsageError("an evaluation takes held-out tasks; choose another --split, or use `agentrt run`")
     loaded = checked_environment(spec)

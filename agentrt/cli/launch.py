@@ -14,9 +14,9 @@ import anyio
 from rich.console import Console
 
 from agentrt.cli.console import say
-from agentrt.core.errors import AgentrtError
+from agentrt.core.errors import AgentrtError, UsageError
 from agentrt.core.models import find_model
-from agentrt.core.protocol import EngineInfo
+from agentrt.core.protocol import Engine, EngineInfo
 from agentrt.core.spec import EngineSpec, RunSpec
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.env import registry
@@ -64,7 +64,11 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
     model_folder = find_model(spec.model)
     tokenizer = Tokenizer.load(model_folder)
     renderer = renderer_for(model_folder, tokenizer)
-    engine = load_engine(model_folder, tokenizer, spec.model, spec.engine)
+    engine: Engine
+    if spec.engine.urls:
+        engine = remote_engine(tokenizer, spec.engine)
+    else:
+        engine = load_engine(model_folder, tokenizer, spec.model, spec.engine)
     if environment.tools:
         _probe_sandbox(environment, spec)
     folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, engine.info)
@@ -85,6 +89,24 @@ def named_by(environment: str, prefix: str = "") -> Path:
     place, _, part = environment.partition(":")
     name = "-".join(filter(None, (Path(place).name.removesuffix(".py"), part)))
     return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def remote_engine(tokenizer: Tokenizer, spec: EngineSpec) -> Engine:
+    """The engine over the servers of `spec`, of which each has said what it can do."""
+    from agentrt.engine.remote.engine import RemoteEngine  # here, because it needs the extra
+
+    try:
+        api_key = Path(spec.api_key_file).read_text(encoding="utf-8").strip() if spec.api_key_file else ""
+    except OSError as error:
+        raise UsageError(f"engine.api_key_file {spec.api_key_file}: cannot be read: {error.strerror}") from error
+
+    async def found() -> EngineInfo:
+        async with RemoteEngine(spec.urls, tokenizer, api_key=api_key) as engine:
+            for line in engine.lines:
+                say(line)
+            return engine.info
+
+    return RemoteEngine(spec.urls, tokenizer, api_key=api_key, info=anyio.run(found))
 
 
 def load_engine(model_folder: Path, tokenizer: Tokenizer, model: str, spec: EngineSpec) -> "EngineService":

@@ -8,7 +8,7 @@ import typer
 
 from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, Launched, checked_environment, launch, named_by
-from agentrt.cli.spec import chosen_spec
+from agentrt.cli.spec import chosen_spec, servers
 from agentrt.report.summary import Summary, render, summarise
 from agentrt.rollout.sink import spec_toml
 
@@ -24,6 +24,9 @@ def run(
     groups: Annotated[int | None, typer.Option(help="How many tasks.  \\[default: 4]")] = None,
     group_size: Annotated[int | None, typer.Option(help="Episodes of each task.  \\[default: 4]")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed samples the same ids.  \\[default: 0]")] = None,
+    engine: Annotated[
+        list[str] | None, typer.Option(help="A server that runs the model, instead of this process; repeatable.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder.  \\[default: outputs/ENVIRONMENT-TIME]")
     ] = None,
@@ -52,7 +55,8 @@ def run(
     options = {
         "environment": environment, "model": model, "split": split, "groups": groups, "group_size": group_size, "seed": seed,
     }  # fmt: skip
-    spec = chosen_spec("run", config, options, assignments or [], resume, output)
+    assignments = [*(assignments or []), *servers(engine)]
+    spec = chosen_spec("run", config, options, assignments, resume, output)
     loaded = checked_environment(spec)
     if dry_run:
         print(spec_toml(spec), end="")

@@ -1,5 +1,6 @@
 """From options to a `RunSpec`: the command's defaults, the file, the named options, then each `--set`."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,3 +50,8 @@ def build_spec(
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+def servers(urls: Sequence[str] | None) -> list[str]:
+    """The assignment that `--engine URL` stands for."""
+    return [f"engine.urls={json.dumps(list(urls))}"] if urls else []

@@ -53,6 +53,10 @@ class RequestError(EngineFailure, ValueError):
     """The engine refuses a request: the message names the field and the numbers."""
 
 
+class InvalidToken(EngineFailure):
+    """A server sampled an id that the tokenizer does not know. The episode ends; its siblings do not hear of it."""
+
+
 class SandboxFailure(EpisodeError):
     """The sandbox itself failed (not the tool in it): infrastructure, never scored."""
 

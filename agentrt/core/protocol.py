@@ -204,8 +204,13 @@ class Engine(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
-    def session(self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()) -> Session:
-        """A new session. `salt` keeps its KV apart from that of other salts; without `seed` a fresh one is drawn."""
+    def session(
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints(), turn: int = 0
+    ) -> Session:
+        """A new session. `salt` keeps its KV apart from that of other salts; without `seed` a fresh one is drawn.
+
+        `turn` is the number of its first turn: of a session that goes on from one elsewhere, the turns sampled there.
+        """
 
     def statistics(self) -> EngineStatistics: ...
 

@@ -119,8 +119,12 @@ KVPolicy = Literal["lru", "lru_drop", "ttl"]
 
 
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The engine in this process."""
+    """The engine: in this process, or on servers."""
 
+    urls: tuple[str, ...] = ()
+    """Servers that run the model (`agentrt serve`, vLLM, SGLang, others that return token ids). The rest is theirs then."""
+    api_key_file: str = ""
+    """A file that holds the servers' API key. The key itself is kept out of run.toml."""
     device: str = "cpu"
     page_size: int = 16
     """Tokens in one page of KV."""

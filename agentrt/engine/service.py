@@ -56,9 +56,11 @@ class EngineService:
         return self._info
 
     def session(
-        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints(), turn: int = 0
     ) -> "LocalSession":
-        return LocalSession(self, seeds.fresh() if seed is None else seed, salt, hints)
+        session = LocalSession(self, seeds.fresh() if seed is None else seed, salt, hints)
+        session._turns = turn
+        return session
 
     def statistics(self) -> EngineStatistics:
         return self.core.statistics(self.num_sessions)

@@ -84,16 +84,14 @@ class Served:
         return str(named or opens[0])
 
     @contextmanager
-    def conversation(self, session: str, seed: int | None) -> Iterator[Conversation]:
+    def conversation(self, session: str, seed: int | None, turn: int) -> Iterator[Conversation]:
         """That of a session, or one for a request alone. A session samples with seeds of its own."""
         if session:
             with self.recordings.using(session) as conversation:
                 yield conversation
             return
-        endpoint = self.endpoint
-        with Conversation(
-            endpoint.engine, endpoint.renderer, seed=seeds.fresh() if seed is None else seed
-        ) as conversation:
+        endpoint, own = self.endpoint, seeds.fresh() if seed is None else seed
+        with Conversation(endpoint.engine, endpoint.renderer, seed=own, turn=turn) as conversation:
             yield conversation
 
     async def _models(self, request: Request) -> Response:
@@ -158,7 +156,7 @@ class Generate:
             )
         name = f"{'chatcmpl' if self._name == 'chat' else 'cmpl'}-{secrets.token_hex(12)}"
         understood = endpoint.chat if self._name == "chat" else endpoint.text
-        with served.conversation(session, request.seed) as conversation:
+        with served.conversation(session, request.seed, request.turn) as conversation:
             async with understood(request, conversation, name) as generation:
                 if not request.stream:
                     await out.reply(await whole_reply(generation))

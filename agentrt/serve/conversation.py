@@ -117,8 +117,8 @@ class OpenTurn:
 class Conversation:
     """A context manager: leaving it closes its branches."""
 
-    def __init__(self, engine: Engine, renderer: Family, *, seed: int, name: str = "") -> None:
-        self.engine, self.renderer, self.seed, self.name = engine, renderer, seed, name
+    def __init__(self, engine: Engine, renderer: Family, *, seed: int, name: str = "", turn: int = 0) -> None:
+        self.engine, self.renderer, self.seed, self.name, self._turn = engine, renderer, seed, name, turn
         self.branches: dict[str, Branch] = {}
         self._num_opened = 0
 
@@ -199,7 +199,7 @@ class Conversation:
         count, self._num_opened = self._num_opened, self._num_opened + 1
         name = f"branch-{count}" if count else "main"
         seed = seeds.derive(self.seed, "branch", count) if count else self.seed
-        session = self.engine.session(seed=seed, hints=SessionHints(group=f"{self.name or self.seed}"))
+        session = self.engine.session(seed=seed, hints=SessionHints(group=f"{self.name or self.seed}"), turn=self._turn)
         branch = Branch(name, session, fork, rewrite)
         self.branches[name] = branch
         return branch

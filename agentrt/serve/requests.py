@@ -59,6 +59,8 @@ class GenerationRequest(_Unread, frozen=True, kw_only=True):
     n: int | None = None
     stop: str | list[str] | None = None
     seed: int | None = None
+    turn: int = 0
+    """With `seed`, that of a session of the client's own: which turn of it this is."""
     max_tokens: int | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None

@@ -76,9 +76,9 @@ class ScriptedEngine:
         return self._info
 
     def session(
-        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints()
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints(), turn: int = 0
     ) -> "ScriptedSession":
-        return ScriptedSession(self, seeds.fresh() if seed is None else seed, Tokens(), 0)
+        return ScriptedSession(self, seeds.fresh() if seed is None else seed, Tokens(), turn)
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(version=self.version, sessions=self.num_sessions)

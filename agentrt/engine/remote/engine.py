@@ -1,0 +1,357 @@
+"""`RemoteEngine`: sessions over servers. The ids live here; a server that is lost costs a turn's delay, no episode.
+
+    session ── ids, turn ──► router ──► server ── pieces ──► tokens
+                 ▲                        │ lost, aborted
+                 └────── what is left ────┘
+
+What a server gave before it was lost or paused stays; the rest of the turn is asked of the next one, with what is left of
+its budget. So no sampled id is lost and none is sampled twice.
+"""
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import anyio
+import httpx
+import msgspec
+import structlog
+
+from agentrt.core import clock, seeds
+from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, UsageError
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, SessionHints
+from agentrt.core.spec import SamplingParams
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.core.tokens import Floats, Ids, Tokens
+from agentrt.engine.remote.router import Candidate, Request, choose
+from agentrt.engine.remote.server import CONNECT_SECONDS, Server, ServerLost
+from agentrt.engine.remote.wire import Asked, Piece, needs_law
+from agentrt.engine.request import Bounds, check_request
+from agentrt.engine.stopping import StopStrings
+
+LOST_SECONDS = 120.0
+"""How long a turn waits for any server to come back."""
+RETRY_SECONDS = 1.0
+EXPECTED_TOKENS = 128.0
+"""Of a turn, for the router."""
+
+log = structlog.get_logger(__name__)
+
+
+class RemoteEngine:
+    """`core.protocol.Engine` over servers. An async context manager: it owns the connections.
+
+    Entering it probes every server; a caller that did so before gives the `info` it found. Servers with older weights
+    than `oldest_version` are not asked.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        tokenizer: Tokenizer,
+        *,
+        api_key: str = "",
+        info: EngineInfo | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout, limits=limits, trust_env=False, transport=transport
+        )
+        self.servers = [Server(url, self._http) for url in urls]
+        self.tokenizer, self.oldest_version = tokenizer, 0
+        self.num_sessions = self.num_sampled = self.num_prefilled = self.num_reused = 0
+        self._info = info
+        self.lines: list[str] = []
+        """What was found of each server, for people."""
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "the engine is entered before it is asked what it serves"
+        return self._info
+
+    async def _connect(self) -> None:
+        """Probe every server. `UsageError` for one that cannot be used, or is not there."""
+        for server in self.servers:
+            try:
+                await server.probe()
+            except ServerLost as error:
+                raise UsageError(f"no server answers at {error}; start it, or give another --engine") from error
+            except EngineFailure as error:
+                raise UsageError(f"{server.url} cannot be used: {error}") from error
+            self.lines.append(server.capabilities.line(server.url))
+        found = [server.capabilities for server in self.servers]
+        if len({one.logprobs_of for one in found}) > 1 or len({one.model for one in found}) > 1:
+            raise UsageError("the servers differ in model or in what their logprobs are of; use equal ones")
+        self._info = EngineInfo(
+            model=found[0].model, model_hash="", vocab_size=self.tokenizer.vocab_size,
+            context_length=min(one.context_length for one in found), logprobs_of=found[0].logprobs_of,
+        )  # fmt: skip
+
+    def session(
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints(), turn: int = 0
+    ) -> "RemoteSession":
+        return RemoteSession(self, seeds.fresh() if seed is None else seed, hints, Tokens(), turn)
+
+    def statistics(self) -> EngineStatistics:
+        return EngineStatistics(
+            version=max((server.version for server in self.servers), default=0),
+            running=sum(server.belief.running for server in self.servers), sessions=self.num_sessions,
+            tokens_sampled=self.num_sampled, tokens_prefilled=self.num_prefilled, tokens_reused=self.num_reused,
+        )  # fmt: skip
+
+    async def place(self, request: Request, keys: Sequence[str], sticky: str | None) -> Server:
+        """The server for a request; waits while all are lost. `EngineFailure` if none comes back, or none is new enough."""
+        deadline = clock.now() + LOST_SECONDS
+        while True:
+            there = {server.url: server for server in self.servers if not server.is_lost}
+            candidates = [_candidate(server, request, keys) for server in there.values()]
+            name = choose(request, candidates, sticky=sticky)
+            if name is not None:
+                return there[name]
+            if len(there) == len(self.servers):
+                versions = ", ".join(f"{server.url} has {server.version}" for server in self.servers)
+                raise EngineFailure(f"no server has weights of version {request.oldest_version} or newer: {versions}")
+            if clock.now() > deadline:
+                raise EngineFailure(
+                    f"no server came back within {LOST_SECONDS:g} s: {', '.join(s.url for s in self.servers)}"
+                )
+            await self._look_for_lost()
+
+    def lose(self, server: Server, error: ServerLost) -> None:
+        """Ask this server no more until it answers a probe."""
+        if not server.is_lost:
+            server.is_lost = True
+            server.belief.flush()
+            log.warning("server_lost", url=server.url, error=str(error))
+
+    async def _look_for_lost(self) -> None:
+        await anyio.sleep(RETRY_SECONDS)
+        for server in self.servers:
+            if server.is_lost and await server.returns():
+                log.warning("server_back", url=server.url, version=server.version, oldest=self.oldest_version)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._connect()
+        except BaseException:
+            await self._http.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with anyio.CancelScope(shield=True):
+            await self._http.aclose()
+
+
+class RemoteSession:
+    """`core.protocol.Session` over a `RemoteEngine`."""
+
+    def __init__(self, engine: RemoteEngine, seed: int, hints: SessionHints, tokens: Tokens, turns: int) -> None:
+        self._engine, self._seed, self._hints, self._tokens, self._turns = engine, seed, hints, tokens, turns
+        self._forks = 0
+        self._server: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<RemoteSession {len(self._tokens)} ids, {self._turns} turns, at {self._server}>"
+
+    @property
+    def tokens(self) -> Tokens:
+        return self._tokens
+
+    @property
+    def seed(self) -> int:
+        return self._seed
+
+    async def sample(
+        self,
+        observed_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_tokens: int,
+        progress: Callable[[], None] | None = None,
+    ) -> Completion:
+        info = self._engine.info
+        bounds = Bounds(info.vocab_size, info.context_length, info.context_length)
+        check_request(observed_ids, len(self._tokens), params, max_tokens, bounds)
+        if wrong := needs_law(params, info.logprobs_of):
+            raise RequestError(
+                f"the server's logprobs are {info.logprobs_of}, which with {wrong} are not those of the law that is sampled "
+                "from; leave these out, or have the server return processed logprobs (vLLM: --logprobs-mode processed_logprobs)"
+            )
+        self._tokens.observe(observed_ids)
+        turn = _Turn(self._tokens, params, max_tokens, self._engine, progress)
+        number, self._turns = self._turns, self._turns + 1
+        turn_seed = seeds.derive(self._seed, "turn", number)
+        started = clock.now()
+        while turn.finish_reason is None:
+            await self._ask(turn, Asked(self._tokens.token_ids, turn.left(), turn.room, self._seed, number, turn_seed))
+        return turn.completion(turn_seed, clock.now() - started)
+
+    async def _ask(self, turn: "_Turn", asked: Asked) -> None:
+        """Have one server go on with a turn, as far as it comes."""
+        engine, keys = (
+            self._engine,
+            [f"session {self._seed}", *([f"group {self._hints.group}"] if self._hints.group else [])],
+        )
+        request = Request(
+            len(asked.token_ids), min(EXPECTED_TOKENS, asked.max_tokens), oldest_version=engine.oldest_version,
+            tie=self._seed % 1_000_003,
+        )  # fmt: skip
+        server = await engine.place(request, keys, self._server)
+        expected = max(server.belief.expect(key, request.tokens) for key in keys)
+        missing = request.tokens - expected
+        server.belief.begin(missing)
+        first, cached = True, None
+
+        def take(piece: Piece) -> None:
+            nonlocal first, cached
+            if first:
+                first = False
+                server.belief.began(missing)
+            cached = piece.cached_tokens if piece.cached_tokens is not None else cached
+            turn.take(piece, server)
+
+        try:
+            await server.generate(asked, take)
+        except ServerLost as lost:
+            engine.lose(server, lost)
+        finally:
+            if first:
+                server.belief.began(missing)
+            server.belief.end(keys, expected, cached, len(self._tokens))
+        self._server = server.url
+        turn.note_cached(cached)
+
+    async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
+        raise RequestError("ids are scored by the engine in this process only; leave --engine out")
+
+    def hint(self, hints: SessionHints) -> None:
+        self._hints = hints
+
+    def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
+        """Servers keep what they cache by rules of their own."""
+
+    def progress(self, eta_seconds: float) -> None:
+        """As `pause`."""
+
+    def resume(self) -> None:
+        """As `pause`."""
+
+    def fork(self) -> "RemoteSession":
+        child = RemoteSession(
+            self._engine, seeds.derive(self._seed, "fork", self._forks), self._hints, self._tokens.copy(), self._turns
+        )
+        child._server = self._server
+        self._forks += 1
+        return child
+
+    def __enter__(self) -> Self:
+        self._engine.num_sessions += 1
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._engine.num_sessions -= 1
+
+
+class _Turn:
+    """One turn while it is sampled, by one server or by several."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        params: SamplingParams,
+        max_tokens: int,
+        engine: RemoteEngine,
+        progress: Callable[[], None] | None,
+    ) -> None:
+        self._tokens, self._params, self._max_tokens, self._engine = tokens, params, max_tokens, engine
+        self._tell = progress or (lambda: None)
+        self.context = len(tokens)
+        self._stops = StopStrings(params.stop)
+        self._cached: int | None = None
+        self._extra: tuple[Floats, Floats] = (Floats(), Floats())
+        self._matched: int | str | None = None
+        self._seed: int | None = None
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def sampled(self) -> int:
+        return len(self._tokens) - self.context
+
+    @property
+    def room(self) -> int:
+        """What is left of `max_tokens`."""
+        return self._max_tokens - self.sampled
+
+    def left(self) -> SamplingParams:
+        """The law for what is left. `EngineFailure` if a server could not know what the turn said already."""
+        if self.sampled and (self._params.presence_penalty or self._params.frequency_penalty):
+            raise EngineFailure(
+                "a turn with penalties on its own output broke off, and no other server can go on with it"
+            )
+        return msgspec.structs.replace(self._params, min_tokens=max(self._params.min_tokens - self.sampled, 0))
+
+    def take(self, piece: Piece, server: Server) -> None:
+        """Commit a piece: every id with its logprob and the version that the server says."""
+        engine = self._engine
+        versions = piece.versions if piece.versions is not None else [server.version] * len(piece.token_ids)
+        for token_id, logprob, version in zip(piece.token_ids, piece.logprobs, versions, strict=True):
+            if not 0 <= token_id < engine.info.vocab_size:
+                last = engine.info.vocab_size - 1
+                raise InvalidToken(f"the server sampled id {token_id}, and the tokenizer's ids end at {last}")
+            if self.finish_reason is not None or not self.room:
+                raise EngineFailure(f"the server sampled on after the end of a turn, at id {token_id}")
+            self._tokens.commit(token_id, logprob, version)
+            engine.num_sampled += 1
+            matched = token_id if token_id in self._params.stop_token_ids else self._stops.feed(
+                engine.tokenizer.bytes_of(token_id) if self._params.stop else b""
+            )  # fmt: skip
+            if matched is not None:
+                self.finish_reason, self._matched = "stop", matched
+        if versions:
+            server.version = versions[-1]
+        for values, more in zip(self._extra, (piece.raw_logprobs, piece.kept_logmass), strict=True):
+            values.extend(more)
+        self._seed = piece.seed if piece.seed is not None else self._seed
+        if self.finish_reason is None:
+            if not self.room:
+                self.finish_reason = "length"
+            elif piece.finish_reason == "stop":
+                self.finish_reason, self._matched = "stop", piece.matched_stop
+            elif piece.finish_reason == "length":
+                raise EngineFailure(f"the server ended a turn by its length with {self.room} ids of its budget left")
+        self._tell()
+
+    def note_cached(self, cached: int | None) -> None:
+        """What the first server had of the prompt counts; what a second one has was computed by the first."""
+        self._cached = cached if self._cached is None else self._cached
+
+    def completion(self, seed: int, seconds: float) -> Completion:
+        """The whole turn."""
+        start, tokens, engine = self.context, self._tokens, self._engine
+        cached = self._cached or 0
+        engine.num_reused += cached
+        engine.num_prefilled += start - cached
+        assert self.finish_reason is not None
+        raw, mass = self._extra if all(len(values) == self.sampled for values in self._extra) else (Floats(), Floats())
+        return Completion(
+            token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]),
+            versions=Ids(tokens.versions[start:]), raw_logprobs=raw, kept_logmass=mass,
+            finish_reason=self.finish_reason, matched_stop=self._matched, seed=seed if self._seed is None else self._seed,
+            context_tokens=start, cached_tokens=cached, decode_seconds=seconds,
+        )  # fmt: skip
+
+
+def _candidate(server: Server, request: Request, keys: Sequence[str]) -> Candidate:
+    belief = server.belief
+    return Candidate(
+        server.url, max(belief.expect(key, request.tokens) for key in keys), queued=belief.queued, running=belief.running,
+        version=server.version,
+    )  # fmt: skip

@@ -1,0 +1,247 @@
+"""Sessions over servers, against servers that are functions: every wire fact is here as the servers send it."""
+
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, UsageError
+from agentrt.core.spec import SamplingParams
+from agentrt.engine.remote import engine as remote
+from agentrt.engine.remote import server as remote_server
+from agentrt.engine.remote.engine import RemoteEngine
+from agentrt.testing.tokenizer import byte_tokenizer
+
+pytestmark = pytest.mark.anyio
+PARAMS = SamplingParams(stop_token_ids=(257,))
+Event = dict[str, Any]
+
+
+class Fake:
+    """A server that gives `ids` one a piece; `breaks` after so many of a request, once."""
+
+    def __init__(
+        self,
+        kind: str,
+        ids: Callable[[list[int]], list[int]],
+        *,
+        raw: float | None = None,
+        version: int = 0,
+        breaks: int = -1,
+    ) -> None:
+        self.kind, self.ids, self.raw, self.version, self.breaks = kind, ids, raw, version, breaks
+        self.is_down = False
+        self.busy = 0
+        self.asked: list[Event] = []
+
+    def answer(self, request: httpx.Request) -> httpx.Response:
+        if self.is_down:
+            raise httpx.ConnectError("refused", request=request)
+        path = request.url.path
+        if path == "/v1/models":
+            owner = {"sglang": "sglang", "vllm": "vllm"}.get(self.kind, "someone")
+            model: Event = {"id": "m", "owned_by": owner, "max_model_len": 1000}
+            return httpx.Response(
+                200, json={"data": [model | ({"agentrt": {"version": 0}} if self.kind == "agentrt" else {})]}
+            )
+        if path == "/get_model_info":
+            return httpx.Response(200, json={"weight_version": str(self.version), "model_path": "m"})
+        if path == "/metrics":
+            return httpx.Response(200, text=f"process_start_time_seconds {17 + self.version}\n")
+        body = json.loads(request.content)
+        if self.busy:
+            self.busy -= 1
+            return httpx.Response(503, json={"error": "paused"})
+        prompt = body.get("prompt") or body["input_ids"]
+        sampling = body.get("sampling_params", body)
+        is_probe = sampling.get("top_k") == 1
+        if not is_probe:
+            self.asked.append(body)
+        limit = sampling.get("max_new_tokens") or body["max_tokens"]
+        ids = [5] if is_probe else self.ids(prompt)[:limit]
+        logprob = (self.raw if self.raw is not None else 0.0) if is_probe else -0.25
+        return httpx.Response(200, stream=_Stream(self._lines(prompt, ids, limit, logprob, is_probe)))
+
+    def _lines(self, prompt: list[int], ids: list[int], limit: int, logprob: float, is_probe: bool) -> Iterable[bytes]:
+        form = {"sglang": self._sglang, "text": self._text}.get(self.kind, self._openai)
+        for count in range(1, len(ids) + 1):
+            if count - 1 == self.breaks and not is_probe:
+                self.breaks, self.is_down = -1, True
+                raise httpx.ReadError("broken off")
+            end = "length" if count == limit else "stop" if count == len(ids) else None
+            yield b"data: " + json.dumps(form(prompt, ids[:count], logprob, end)).encode() + b"\n\n"
+        if self.kind in ("vllm", "openai"):
+            yield b'data: {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": 3}}}\n\n'
+        yield b"data: [DONE]\n\n"
+
+    def _openai(self, prompt: list[int], ids: list[int], logprob: float, end: str | None) -> Event:
+        about = {"logprobs": [logprob], "versions": [self.version]}
+        choice: Event = {"index": 0, "text": "x", "token_ids": ids[-1:], "finish_reason": end, "stop_reason": None}
+        if self.kind == "agentrt":
+            return {
+                "choices": [choice | {"agentrt": about | ({"finish_reason": end, "cached_tokens": 3} if end else {})}]
+            }
+        return {"choices": [choice | {"logprobs": {"token_logprobs": [logprob]}}]}
+
+    def _sglang(self, prompt: list[int], ids: list[int], logprob: float, end: str | None) -> Event:
+        entries = [[logprob, one, None] for one in ids]
+        reason = {"type": end, "matched": 257} if end else None
+        return {
+            "text": "x",
+            "meta_info": {
+                "output_token_logprobs": entries, "finish_reason": reason,
+                "weight_version": str(self.version), "cached_tokens": 3,
+            },
+        }  # fmt: skip
+
+    def _text(self, prompt: list[int], ids: list[int], logprob: float, end: str | None) -> Event:
+        return {"choices": [{"index": 0, "text": "x", "finish_reason": end}]}
+
+
+class _Stream(httpx.AsyncByteStream):
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._lines = lines
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for line in self._lines:
+            yield line
+
+
+@asynccontextmanager
+async def over(*servers: Fake) -> AsyncIterator[RemoteEngine]:
+    names = {f"s{index}": server for index, server in enumerate(servers)}
+    transport = httpx.MockTransport(lambda request: names[request.url.host].answer(request))
+    async with RemoteEngine([f"http://{name}" for name in names], byte_tokenizer(), transport=transport) as engine:
+        yield engine
+
+
+def ends_at_20(prompt: list[int]) -> list[int]:
+    """Ids that say their own position, up to an end id as the 20th of all."""
+    return [*range(len(prompt), 19), 257]
+
+
+@pytest.mark.parametrize("kind", ["agentrt", "vllm", "sglang"])
+async def test_ids_logprobs_versions_and_cached_tokens_as_the_server_says(kind: str) -> None:
+    async with over(Fake(kind, ends_at_20, version=4)) as engine:
+        assert engine.info.logprobs_of == "sampled_distribution"
+        engine.servers[0].version = 4  # what its owner published; vLLM does not say
+        with engine.session(seed=1) as session:
+            done = await session.sample([1, 2, 3, 4], PARAMS, max_tokens=50)
+    assert done.token_ids.tolist() == [*range(4, 19), 257]
+    assert done.logprobs.tolist() == [-0.25] * 16
+    assert done.versions.tolist() == [4] * 16
+    assert (done.finish_reason, done.matched_stop, done.cached_tokens) == ("stop", 257, 3)
+    assert session.tokens.token_ids.tolist() == [1, 2, 3, 4, *done.token_ids]
+    assert kind in engine.lines[0]
+    assert engine.num_sessions == 0
+
+
+async def test_a_lost_server_costs_no_id_and_no_episode() -> None:
+    first, second = Fake("vllm", ends_at_20, breaks=5), Fake("vllm", ends_at_20)
+    async with over(first, second) as engine:
+        with engine.session(seed=0) as session:
+            done = await session.sample([1, 2, 3, 4], PARAMS, max_tokens=50)
+            again = await session.sample([9], PARAMS, max_tokens=1)
+    assert done.token_ids.tolist() == [*range(4, 19), 257]
+    [part], [rest, after] = first.asked, second.asked
+    assert (part["max_tokens"], rest["max_tokens"]) == (50, 45)
+    assert rest["prompt"] == [1, 2, 3, 4, 4, 5, 6, 7, 8]
+    assert rest["seed"] == part["seed"] != after["seed"]
+    assert again.context_tokens == 21
+
+
+async def test_c44_a_turn_that_was_aborted_goes_on_with_what_is_left_of_its_budget() -> None:
+    def in_parts(prompt: list[int]) -> list[int]:
+        return {10: [1] * 9, 19: [2] * 6}.get(len(prompt), [3] * 30)
+
+    server = Fake("vllm", in_parts)
+    original = server._openai
+    server._openai = lambda *args: _aborted(original(*args))  # type: ignore[method-assign]
+    async with over(server) as engine:
+        with engine.session() as session:
+            done = await session.sample([7] * 10, SamplingParams(), max_tokens=24)
+    assert [body["max_tokens"] for body in server.asked] == [24, 15, 9]
+    assert done.token_ids.tolist() == [1] * 9 + [2] * 6 + [3] * 9
+    assert done.finish_reason == "length"
+
+
+def _aborted(event: Event) -> Event:
+    choice = event["choices"][0]
+    return {
+        "choices": [
+            choice | {"finish_reason": "abort" if choice["finish_reason"] == "stop" else choice["finish_reason"]}
+        ]
+    }
+
+
+async def test_c03_text_without_ids_is_refused_by_the_name_of_the_field() -> None:
+    with pytest.raises(UsageError, match=r"no choices\[0\].token_ids"):
+        async with over(Fake("text", ends_at_20)):
+            pass
+
+
+async def test_c26_raw_logprobs_are_taken_at_temperature_1_only() -> None:
+    async with over(Fake("vllm", ends_at_20, raw=-1.5)) as engine:
+        assert engine.info.logprobs_of == "raw"
+        with engine.session() as session:
+            with pytest.raises(RequestError, match="with temperature, top_k are not those of the law"):
+                await session.sample([1], SamplingParams(temperature=0.5, top_k=5), max_tokens=4)
+            assert len(session.tokens) == 0
+            assert len((await session.sample([1], SamplingParams(), max_tokens=4)).token_ids) == 4
+
+
+async def test_c30_an_id_that_the_tokenizer_does_not_know_ends_this_episode_alone() -> None:
+    async with over(Fake("sglang", lambda prompt: [1, 99_999, 2])) as engine:
+        with engine.session() as session, engine.session() as sibling:
+            with pytest.raises(InvalidToken, match="sampled id 99999, and the tokenizer's ids end at"):
+                await session.sample([1], PARAMS, max_tokens=3)
+            assert session.tokens.token_ids.tolist() == [1, 1]
+            with pytest.raises(InvalidToken):
+                await sibling.sample([1], PARAMS, max_tokens=3)
+
+
+async def test_c45_a_server_that_is_paused_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_server, "BUSY_SECONDS", 0.01)
+    server = Fake("vllm", ends_at_20)
+    async with over(server) as engine:
+        server.busy = 3
+        with engine.session() as session:
+            assert len((await session.sample([1, 2], PARAMS, max_tokens=50)).token_ids) == 18
+    assert server.busy == 0
+
+
+async def test_a_server_that_comes_back_with_old_weights_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "LOST_SECONDS", 0.5)
+    server = Fake("sglang", ends_at_20, version=3)
+    async with over(server) as engine:
+        engine.oldest_version = 3
+        with engine.session() as session:
+            await session.sample([1, 2], PARAMS, max_tokens=4)
+            server.is_down = True
+            with pytest.raises(EngineFailure, match=r"no server came back within 0\.5 s"):
+                await session.sample([1], PARAMS, max_tokens=4)
+            server.is_down, server.version = False, 0
+            with pytest.raises(EngineFailure, match=r"no server has weights of version 3 or newer: http://s0 has 0"):
+                await session.sample([1], PARAMS, max_tokens=4)
+            server.version = engine.servers[0].version = 3
+            assert (await session.sample([1], PARAMS, max_tokens=4)).versions.tolist() == [3] * 4
+
+
+async def test_a_refusal_is_not_tried_again() -> None:
+    server = Fake("vllm", ends_at_20)
+    async with over(server) as engine:
+        server.answer = lambda request: httpx.Response(400, json={"error": {"message": "prompt too long"}})  # type: ignore[method-assign]
+        with engine.session() as session, pytest.raises(RequestError, match="http://s0 answers 400: prompt too long"):
+            await session.sample([1], PARAMS, max_tokens=4)
+
+
+async def test_no_server_no_run() -> None:
+    server = Fake("vllm", ends_at_20)
+    server.is_down = True
+    with pytest.raises(UsageError, match="no server answers at http://s0"):
+        async with over(server):
+            pass
