@@ -46,8 +46,11 @@ class Choice:
     async def play(self, tell: Callable[[Delta], Awaitable[None]] | None = None) -> Delta:
         """Sample the turn and return its last delta. `tell` is given those before it, as they come.
 
-        A slow listener gets fewer and larger ones: the engine does not wait for it.
+        A slow listener gets fewer and larger ones: the engine does not wait for it. The most likely ids are known at the
+        end of the turn, so if they are asked for there is one delta only.
         """
+        if self._params.top_logprobs:
+            tell = None
         failure: AgentrtError | None = None
         async with anyio.create_task_group() as group:
             if tell is not None:
@@ -85,4 +88,5 @@ class Choice:
         rest, turn, reason = self._view.finish(completion)
         self._turn.keep(completion, turn.message if self._keeps_message else None)
         seen = Seen(delta.seen.reasoning + rest.reasoning, delta.seen.content + rest.content)
-        return delta._replace(seen=seen, ended=Ended(turn, reason, completion))
+        sampled = delta.sampled._replace(tops=completion.top_logprobs)
+        return delta._replace(seen=seen, sampled=sampled, ended=Ended(turn, reason, completion))

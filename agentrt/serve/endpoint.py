@@ -47,7 +47,7 @@ class Endpoint:
         parallel = request.parallel_tool_calls is not False
         closes = self.renderer.calls.closes
         ends_with_call = (closes,) if closes and not parallel and choice.kind != "none" else ()
-        params = sampling_params(request, self.renderer.stop_token_ids, ends_with_call)
+        params = sampling_params(request, self.renderer.stop_token_ids, ends_with_call, request.top_logprobs)
         max_tokens = request.max_completion_tokens or request.max_tokens
         async with conversation.chat(messages, tools, request.choices) as turns:
             views = [
@@ -70,7 +70,7 @@ class Endpoint:
     async def text(self, request: TextRequest, conversation: Conversation, name: str) -> AsyncIterator[Generation]:
         """A completion of one prompt."""
         prompt = self._prompt(request.prompt)
-        params = sampling_params(request, self.renderer.stop_token_ids, ())
+        params = sampling_params(request, self.renderer.stop_token_ids, (), request.logprobs)
         async with conversation.ids(prompt, request.choices) as turns:
             granted = self._granted(turns, request.max_tokens or DEFAULT_TEXT_TOKENS)
             views = [

@@ -148,7 +148,7 @@ def refuse_unserved(request: ChatRequest | TextRequest) -> None:
 
 
 def sampling_params(
-    request: GenerationRequest, stop_token_ids: tuple[int, ...], stops: tuple[str, ...]
+    request: GenerationRequest, stop_token_ids: tuple[int, ...], stops: tuple[str, ...], top_logprobs: int | None
 ) -> SamplingParams:
     """The law that a request asks for. `stop_token_ids` and `stops` are added to its own."""
     given = {
@@ -167,6 +167,7 @@ def sampling_params(
             **given,
             stop_token_ids=tuple(dict.fromkeys((*own, *stop_token_ids))),
             stop=tuple(dict.fromkeys((*request.stops, *stops))),
+            top_logprobs=top_logprobs or 0,
         )
     except ValueError as error:
         message = str(error).removeprefix("sampling.")

@@ -4,16 +4,16 @@ What is shown is how the finished turn starts. No half character is shown, and n
 or a call; the ids and logprobs of a turn are whole in any case, also those that no text comes of.
 """
 
-import codecs
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
 
+from agentrt.core.detokenizer import Detokenizer
 from agentrt.core.protocol import Completion
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.env.chat.message import ToolCall, Turn
-from agentrt.env.chat.renderer import Family, settled
+from agentrt.env.chat.renderer import Family
 from agentrt.serve.messages import FunctionTool, ToolChoice
 
 REASONS = {"stop": "stop", "length": "length"}
@@ -37,26 +37,23 @@ class View(Protocol):
 
 
 class _Text:
-    """The text of sampled ids, without ids that end the turn, up to a stop string."""
+    """The text of sampled ids so far, without ids that end the turn, up to a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, hidden: Sequence[int], stops: Sequence[str], *, keeps_stop: bool) -> None:
-        self._tokenizer, self._hidden, self._stops, self._keeps_stop = tokenizer, hidden, stops, keeps_stop
-        self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, tokenizer: Tokenizer, end_ids: Sequence[int], stops: Sequence[str], *, keeps_stop: bool) -> None:
+        self._detokenizer = Detokenizer(tokenizer.bytes_of, stops, frozenset(end_ids))
+        self._stops, self._keeps_stop = stops, keeps_stop
         self.text = ""
 
     def feed(self, token_ids: Sequence[int]) -> str:
-        """The text that is settled, after these ids."""
-        shown = b"".join(self._tokenizer.bytes_of(one) for one in token_ids if one not in self._hidden)
-        self.text += self._bytes.decode(shown)
-        return self.text if self._keeps_stop else self.text[: settled(self.text, self._stops)]
+        """What can be shown after these ids."""
+        self.text += self._detokenizer.feed(token_ids)
+        return self.text
 
     def finish(self, matched: int | str | None) -> str:
         """The whole text of a turn that `matched` ended."""
-        self.text += self._bytes.decode(b"", final=True)
-        if not isinstance(matched, str) or matched not in self._stops:
-            return self.text
-        at = self.text.index(matched)
-        return self.text[: at + len(matched)] if self._keeps_stop else self.text[:at]
+        stop = matched if matched in self._stops else None  # one of ours, such as the end of a call, stays
+        self.text += self._detokenizer.finish(stop, include_stop=self._keeps_stop)
+        return self.text
 
 
 class ChatView:

@@ -1,15 +1,18 @@
 """`agentrt serve` as a process: what it refuses, and that it answers, records and ends in order."""
 
-import json
-import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+
+from agentrt.core.records import EpisodeRecord, read
 
 COMMAND = (sys.executable, "-m", "agentrt.cli", "serve")
 
@@ -20,26 +23,43 @@ def test_another_host_needs_a_key() -> None:
     assert "--api-keys" in done.stderr
 
 
-@pytest.mark.timeout(240)
-def test_sprout_is_served_and_its_sessions_recorded(tmp_path: Path) -> None:
-    command = [*COMMAND, "sprout", "--port", "0", "-o", str(tmp_path), "--seed", "1"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-    ) as server:
+@contextmanager
+def served(*options: str) -> Iterator[str]:
+    """The URL of a server of sprout, which ends in order."""
+    command = [*COMMAND, "sprout", "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         try:
             assert server.stderr is not None
-            url = next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
-            body = {
-                "messages": [{"role": "user", "content": "What is 12 + 30?"}],
-                "max_tokens": 16,
-                "return_token_ids": True,
-            }
-            reply = httpx.post(f"{url}/sessions/one/v1/chat/completions", json=body, timeout=60).json()
+            yield next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
-    [line] = (tmp_path / "trajectories.jsonl").read_text().splitlines()
-    record = json.loads(line)
-    [branch] = record["branches"]
-    assert branch["token_ids"] == [*reply["prompt_token_ids"], *reply["choices"][0]["token_ids"]]
-    assert record["task_id"] == "one"
+
+
+@pytest.mark.timeout(400)
+def test_sprout_is_served_and_its_sessions_recorded(tmp_path: Path) -> None:
+    body = {"messages": [{"role": "user", "content": "What is 12 + 30?"}], "max_tokens": 16, "return_token_ids": True}
+    with served("-o", str(tmp_path), "--seed", "1") as url:
+        reply = httpx.post(f"{url}/sessions/one/v1/chat/completions", json=body, timeout=60).json()
+    [record] = read(tmp_path / "trajectories.jsonl", EpisodeRecord)
+    [branch] = record.branches
+    assert branch.token_ids.tolist() == [*reply["prompt_token_ids"], *reply["choices"][0]["token_ids"]]
+    assert record.task_id == "one"
+
+
+@pytest.mark.timeout(900)
+def test_a_run_over_two_servers_gives_the_ids_of_a_run_over_none(tmp_path: Path) -> None:
+    """Sampled ids, logprobs to the bit, versions and rewards."""
+    run = [sys.executable, "-m", "agentrt.cli", "run", "calculator", "--groups", "2", "--group-size", "2", "-o"]
+    with served() as first, served() as second:
+        subprocess.run([*run, str(tmp_path / "there"), "--engine", first, "--engine", second], check=True, timeout=400)
+    subprocess.run([*run, str(tmp_path / "here")], check=True, timeout=400)
+    here, there = (
+        {
+            record.key: ([msgspec.structs.replace(branch, turns=[]) for branch in record.branches], record.reward)
+            for record in read(tmp_path / name / "trajectories.jsonl", EpisodeRecord)
+        }
+        for name in ("here", "there")
+    )
+    assert len(here) == 4
+    assert there == here

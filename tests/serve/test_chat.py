@@ -186,3 +186,16 @@ async def test_n_samples_differ_and_are_counted_together() -> None:
     assert reply.usage.completion_tokens == 9
     assert {choice.index for chunk in stream.chunks for choice in chunk.choices} == {0, 1, 2}
     assert script.num_sessions == 0, "a session of a request was not left"
+
+
+async def test_c58_the_sampled_id_has_its_logprob_also_where_it_is_not_among_the_likely_ones() -> None:
+    async with standing(engine([97, 98, END])) as up:
+        request: dict[str, Any] = {"model": "m", "messages": ASK, "logprobs": True, "top_logprobs": 2}
+        reply = await up.client.chat.completions.create(**request)
+        stream = await streamed(up.client, **request)
+    assert reply.choices[0].logprobs is not None
+    entries = reply.choices[0].logprobs.content or []
+    assert [(entry.token, entry.logprob) for entry in entries[:2]] == [("a", -0.5), ("b", -0.5)]
+    assert stream.content == "ab"
+    parts = [chunk.choices[0].logprobs for chunk in stream.chunks]
+    assert [entry for part in parts if part for entry in part.content or ()] == entries

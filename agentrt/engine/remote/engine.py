@@ -19,7 +19,7 @@ import structlog
 
 from agentrt.core import clock, seeds
 from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, UsageError
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, SessionHints
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, Grammar, SessionHints
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Floats, Ids, Tokens
@@ -174,7 +174,13 @@ class RemoteSession:
         *,
         max_tokens: int,
         progress: Callable[[], None] | None = None,
+        grammar: Grammar | None = None,
     ) -> Completion:
+        asked = {"grammar": grammar, "bad_words": params.bad_words, "top_logprobs": params.top_logprobs}
+        if local := [name for name, value in asked.items() if value]:
+            raise RequestError(
+                f"{' and '.join(local)}: only the engine in this process has these; leave engine.urls out"
+            )
         info = self._engine.info
         bounds = Bounds(info.vocab_size, info.context_length, info.context_length)
         check_request(observed_ids, len(self._tokens), params, max_tokens, bounds)
@@ -243,9 +249,8 @@ class RemoteSession:
         """As `pause`."""
 
     def fork(self) -> "RemoteSession":
-        child = RemoteSession(
-            self._engine, seeds.derive(self._seed, "fork", self._forks), self._hints, self._tokens.copy(), self._turns
-        )
+        seed = seeds.derive(self._seed, "fork", self._forks)
+        child = RemoteSession(self._engine, seed, self._hints, self._tokens.copy(), 0)
         child._server = self._server
         self._forks += 1
         return child
