@@ -40,7 +40,7 @@ def served(*options: str) -> Iterator[str]:
 def test_sprout_is_served_and_its_sessions_recorded(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "What is 12 + 30?"}], "max_tokens": 16, "return_token_ids": True}
     with served("-o", str(tmp_path), "--seed", "1") as url:
-        reply = httpx.post(f"{url}/sessions/one/v1/chat/completions", json=body, timeout=60).json()
+        reply = httpx.post(f"{url}/sessions/one/v1/chat/completions", json=body, timeout=300).json()
     [record] = read(tmp_path / "trajectories.jsonl", EpisodeRecord)
     [branch] = record.branches
     assert branch.token_ids.tolist() == [*reply["prompt_token_ids"], *reply["choices"][0]["token_ids"]]

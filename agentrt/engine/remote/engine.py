@@ -229,7 +229,9 @@ class RemoteSession:
         finally:
             if first:
                 server.belief.began(missing)
-            server.belief.end(keys, expected, cached, len(self._tokens))
+            server.belief.end(keys[0], expected, cached, len(self._tokens))
+            if asked.turn == 0 and self._hints.group:
+                server.belief.hold(keys[1], turn.context)  # the prompt, which its siblings share
         self._server = server.url
         turn.note_cached(cached)
 

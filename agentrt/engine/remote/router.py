@@ -108,7 +108,7 @@ def choose_group(request: Request, servers: Sequence[Candidate], members: int) -
 
 @dataclass(slots=True)
 class Belief:
-    """What the router believes of one server: which ids it holds of each conversation and group, and its load."""
+    """What the router believes of one server: its load, and how much it holds of each conversation and group prompt."""
 
     held: dict[str, int] = field(default_factory=dict)
     queued: float = 0.0
@@ -127,14 +127,23 @@ class Belief:
         """Its first id came, so its prompt waits no more."""
         self.queued = max(self.queued - missing, 0.0)
 
-    def end(self, keys: Sequence[str], expected: int, cached: int | None, tokens: int) -> None:
-        """It ended with `tokens` ids. If less than `expected` was cached there, older conversations were pushed out too."""
+    def end(self, key: str, expected: int, cached: int | None, tokens: int) -> None:
+        """The turn of a conversation ended, which has `tokens` ids now.
+
+        If less than `expected` was cached, it had been pushed out, and with it all that was used longer ago.
+        """
         self.running -= 1
-        if cached is not None and expected and cached < expected:
-            kept = cached / expected
-            self.held = {key: int(held * kept) for key, held in self.held.items()}
-        for key in keys:
-            self.held[key] = tokens
+        if cached is not None and cached < expected and key in self.held:
+            for older in list(self.held):
+                if older == key:
+                    break
+                del self.held[older]
+        self.hold(key, tokens)
+
+    def hold(self, key: str, tokens: int) -> None:
+        """It holds `tokens` ids of this; what was used last is the last of `held`."""
+        self.held.pop(key, None)
+        self.held[key] = tokens
 
     def flush(self) -> None:
         """It holds nothing: it was restarted, flushed, or has new weights."""

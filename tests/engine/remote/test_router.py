@@ -59,13 +59,13 @@ def test_a_group_stays_together_for_its_prefix_and_splits_when_the_queue_is_long
 
 def test_beliefs_are_corrected() -> None:
     belief = Belief()
-    belief.begin(1_000)
-    belief.end(["s1", "g"], expected=0, cached=0, tokens=1_000)
-    belief.end(["s2"], expected=0, cached=0, tokens=2_000)
-    assert belief.expect("s1", 5_000) == 1_000
-    assert belief.expect("g", 600) == 600
-    belief.end(["s1"], expected=1_000, cached=500, tokens=1_200)
+    for key, tokens in (("old", 500), ("s1", 1_000), ("s2", 2_000)):
+        belief.begin(tokens)
+        belief.end(key, expected=0, cached=0, tokens=tokens)
+    assert (belief.running, belief.expect("s1", 5_000), belief.expect("s2", 600)) == (0, 1_000, 600)
+    belief.end("s1", expected=1_000, cached=500, tokens=1_200)
     assert belief.expect("s1", 5_000) == 1_200
-    assert belief.expect("s2", 5_000) == 1_000, "half of what was expected was there, so the rest is doubted as much"
+    assert belief.expect("old", 5_000) == 0, "what was used before it was pushed out with it"
+    assert belief.expect("s2", 5_000) == 2_000
     belief.flush()
     assert belief.expect("s1", 5_000) == 0
