@@ -25,6 +25,10 @@ class FetchError(AgentrtError, OSError):
     """A model cannot be fetched, or is not what it should be. One sentence, with the fix. Exit code 1."""
 
 
+class WeightsError(AgentrtError, RuntimeError):
+    """New weights cannot be had or do not fit the model; the old ones serve on. One sentence, with the name."""
+
+
 class EpisodeError(AgentrtError, RuntimeError):
     """An episode failed; its record says so. `boundary` names whose failure it was."""
 

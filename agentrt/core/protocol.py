@@ -4,9 +4,10 @@ Only structs, typed arrays and plain numbers cross this line, so an engine in an
 behind it. The engine speaks token ids; text stops at the renderer.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import msgspec
 
@@ -53,6 +54,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Under the same law as `logprobs`: at each sampled id the `params.top_logprobs` most likely ids, the most likely first
     (of equally likely ones the lower id). Ids that the law cut are left out, so there may be fewer. Empty if not asked for."""
     versions: Ids
+    """The policy version that sampled each id."""
+    oldest_kv: int | None = None
+    """The oldest policy version whose KV one of them may have attended; None if nothing was sampled."""
     finish_reason: FinishReason
     """stop: an end id or a stop string; length: `max_tokens`; abort: the engine or the caller ended it."""
     matched_stop: int | str | None = None
@@ -130,6 +134,54 @@ class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):
     host_pages_free: int = 0
     copies_failed: int = 0
     """Between device and host; what they were to bring is computed again."""
+
+
+UpdateMode = Literal["recompute", "keep", "drain", "abort_resume"]
+"""What an update of the weights does with the requests in flight and the KV of conversations:
+
+recompute: requests stop between two steps and go on with the new weights; all KV is computed again by them.
+keep: requests go on with the KV they have, and so does every open session; new sessions never see that KV.
+drain: requests in flight end first; what arrives meanwhile waits. No turn has tokens of two versions.
+abort_resume: requests leave the engine and enter it again at the end of the queue, with what is left of their budget.
+"""
+
+
+class SharedWeights(msgspec.Struct, frozen=True):
+    """Weights that another process holds in shared memory; the engine copies them and keeps no hold of it."""
+
+    name: str
+    """Of the `multiprocessing.shared_memory` block."""
+    tensors: dict[str, tuple[str, tuple[int, ...], int]]
+    """For each tensor the numpy dtype, the shape, and the byte at which it starts."""
+
+
+class BroadcastWeights(msgspec.Struct, frozen=True):
+    """Weights that rank `source` of a torch.distributed process group sends; this process is in the default group.
+
+    Tensors come by name in sorted order, as float32.
+    """
+
+    source: int = 0
+    timeout_seconds: float = 60.0
+
+
+WeightSource = Mapping[str, Any] | Path | SharedWeights | BroadcastWeights
+"""Where new weights come from: tensors by name in this process, a folder of safetensors, or one of the two above."""
+
+
+class UpdateReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How an update went."""
+
+    version: int
+    mode: UpdateMode
+    read_seconds: float
+    """Getting and checking the new weights, while requests run."""
+    pause_seconds: float
+    """From the last step before to the moment when the next one could start."""
+    requests: int
+    """Requests that were in flight."""
+    tokens_dropped: int
+    """Ids of requests in flight whose KV has to be computed again."""
 
 
 class Session(Protocol):
@@ -213,6 +265,14 @@ class Engine(Protocol):
         """
 
     def statistics(self) -> EngineStatistics: ...
+
+    async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
+        """Change the policy between two steps. `version` is above the present one, and from then on in every sampled token.
+
+        No request is lost, doubled or given a new budget; those that arrive meanwhile wait. All tensors are checked by
+        name and shape before the first is written; if anything fails, `WeightsError` is raised and the old version
+        serves on.
+        """
 
     async def __aenter__(self) -> Self: ...
 

@@ -75,6 +75,10 @@ class CudaRunner(ModelRunner):
         plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(self._lanes_a_row))
         return self._replay(batch, plan) if is_graphed(batch) else self._forward(batch, plan)
 
+    def _use(self, decoder: Decoder) -> None:
+        super()._use(decoder)
+        self._graphs.clear()  # they read the memory of the weights that they were captured with
+
     def _forward(self, batch: Batch, plan: Plan) -> Tensor:
         device = self.decoder.device
         ids_N, positions_N, table_of_N, tables_GSP, rows_M = (

@@ -1,21 +1,24 @@
 """A runner: the decoder on its device and the flat buffers that the pages lie in."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from agentrt.core.protocol import WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.copier import ThreadCopier
 from agentrt.engine.kv.group import size_groups, size_host
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Host, no_host
-from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes
 from agentrt.engine.sampler import Logits
+from agentrt.engine.weights import Install, staged
 from agentrt_kernels.pages import PageLayout
 
 PROBE_ROWS, PROBE_KEYS, PROBE_RUNS = 32, 1024, 2
@@ -53,6 +56,19 @@ class ModelRunner:
         pool, layout = self._kv[copy.group]
         pages_PE = pool.view(-1, layout.page_stride)
         pages_PE[copy.target] = pages_PE[copy.source]
+
+    def stage(self, source: WeightSource) -> Install:
+        """See `engine.step.Runner.stage`: a second decoder is made of the new weights, and takes the place of the first."""
+        return staged(source, expected_shapes(self.decoder.config), self._stage)
+
+    def _stage(self, weights: Mapping[str, Tensor]) -> Install:
+        decoder = self.decoder
+        # Copies, also of what is of the right kind already: the trainer goes on changing its own.
+        own = {name: tensor.to(decoder.device, decoder.dtype, copy=True) for name, tensor in weights.items()}
+        return partial(self._use, decoder.with_weights(own))
+
+    def _use(self, decoder: Decoder) -> None:
+        self.decoder = decoder
 
     def _measured_cost_per_key(self) -> float:
         """Time rows that attend few keys and rows that attend many; what a key adds, in rows. Compiles, on the way."""

@@ -50,6 +50,8 @@ class Sequence:
     stop_strings: StopStrings = field(init=False)
     cached_tokens: int = -1
     """Ids whose KV was there when the request first ran; -1 before."""
+    oldest_kv: int | None = None
+    """The oldest policy version whose KV a sampled id may have attended; None before the first."""
     preemptions: int = 0
     kv: KVUsage = field(default_factory=KVUsage)
     """What its KV has cost, from the end of the session's request before to the end of this one."""

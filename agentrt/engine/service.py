@@ -20,14 +20,23 @@ import anyio
 import anyio.abc
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import EngineFailure
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, Grammar, SessionHints
+from agentrt.core.errors import EngineFailure, WeightsError
+from agentrt.core.protocol import (
+    Completion,
+    EngineInfo,
+    EngineStatistics,
+    Grammar,
+    SessionHints,
+    UpdateMode,
+    UpdateReport,
+    WeightSource,
+)
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, Ids, Tokens
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.request import Bounds, check_request
 from agentrt.engine.sequence import Sequence as EngineSequence
-from agentrt.engine.step import EngineCore
+from agentrt.engine.step import EngineCore, Update
 
 ABORT_SECONDS = 30.0
 """How long a cancelled request waits for the step in flight, so that what it sampled is in the record."""
@@ -43,10 +52,11 @@ class EngineService:
         self.bounds = Bounds(info.vocab_size, info.context_length, core.cache.num_tokens)
         self.num_sessions = 0
         self._commands: deque[Command] = deque()
-        self._finished: deque[EngineSequence] = deque()
-        self._waiting: dict[EngineSequence, anyio.Event] = {}
+        self._finished: deque[EngineSequence | Update] = deque()
+        self._waiting: dict[EngineSequence | Update, anyio.Event] = {}
         self._watching: dict[EngineSequence, Callable[[], None]] = {}
         """Whom to tell, after each step, that a sequence may have grown."""
+        self._updates = anyio.Lock()
         self._turn = threading.Condition()
         self._is_closing = False
         self._crash: BaseException | None = None
@@ -92,6 +102,39 @@ class EngineService:
             self._watching.pop(sequence, None)
         self._raise_crash()
 
+    async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
+        """See `core.protocol.Engine.update_weights`. Cancelled before the weights are installed, it leaves the old ones."""
+        async with self._updates:
+            if version <= self.core.version:
+                raise WeightsError(f"version {version} is not above the present one, {self.core.version}")
+            started = clock.now()
+            install = await anyio.to_thread.run_sync(self.core.runner.stage, source)
+            read_seconds = clock.now() - started
+            update = Update(version=version, mode=mode, install=install)
+            await self._carried_out(update)
+            return UpdateReport(
+                version=version, mode=mode, read_seconds=read_seconds, pause_seconds=update.pause_seconds,
+                requests=update.requests, tokens_dropped=update.tokens_dropped,
+            )  # fmt: skip
+
+    async def _carried_out(self, update: Update) -> None:
+        """Have the step thread make an update, and wait for it."""
+        ended = self._waiting[update] = anyio.Event()
+        try:
+            self._raise_crash()
+            self.post(lambda: self.core.begin_update(update))
+            await ended.wait()
+        except anyio.get_cancelled_exc_class():
+            self.post(lambda: self.core.withdraw(update))
+            raise
+        finally:
+            self._waiting.pop(update, None)
+        self._raise_crash()
+        if update.failure is not None:
+            raise WeightsError(f"the new weights could not be installed: {update.failure}") from update.failure
+        if not update.is_done:
+            raise EngineFailure("the engine ended before its weights were updated")
+
     async def __aenter__(self) -> Self:
         clock.refuse_in_virtual_time("the engine's step thread")
         self._wake_out, self._wake_in = socket.socketpair()
@@ -124,11 +167,13 @@ class EngineService:
         """The step thread. A bug in it ends every request with `EngineFailure`, and the service raises it at its end."""
         try:
             while self._apply_commands():
-                finished = self.core.step()
+                finished: list[EngineSequence | Update] = [*self.core.step(), *self._updated()]
                 if finished or self._watching:
                     self._finish(finished)
-            for sequence in list(self._waiting):
-                self._abort(sequence)
+            for ended in list(self._waiting):
+                if isinstance(ended, EngineSequence):
+                    self._abort(ended)
+            self._finish(list(self._waiting))
         except BaseException as error:
             self._crash = error
             self._finish(list(self._waiting))
@@ -148,7 +193,10 @@ class EngineService:
             self.core.abort(sequence)
             self._finish([sequence])
 
-    def _finish(self, finished: Sequence[EngineSequence]) -> None:
+    def _updated(self) -> list[Update]:
+        return [update for update in list(self._waiting) if isinstance(update, Update) and update.is_done]
+
+    def _finish(self, finished: Sequence[EngineSequence | Update]) -> None:
         self._finished.extend(finished)
         with suppress(BlockingIOError):  # full: the loop has a byte to read already
             self._wake_in.send(b"\0")
@@ -291,7 +339,7 @@ def _completion(sequence: EngineSequence) -> Completion:
     first_token = sequence.first_token or sequence.ended
     return Completion(
         token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]),
-        versions=Ids(tokens.versions[start:]),
+        versions=Ids(tokens.versions[start:]), oldest_kv=sequence.oldest_kv,
         raw_logprobs=sequence.raw_logprobs, kept_logmass=sequence.kept_logmass, top_logprobs=sequence.top_logprobs,
         finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop, seed=sequence.seed,
         context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0), kv=sequence.kv,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agentrt.core.errors import EngineFailure
-from agentrt.core.protocol import EngineStatistics
+from agentrt.core.protocol import EngineStatistics, UpdateMode, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.conversations import Conversations
@@ -33,6 +33,7 @@ from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.accept import committed
 from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.speculator import Speculator
+from agentrt.engine.weights import Install
 from agentrt_kernels.sample.rules import Rule
 
 LINK_SHARE = 0.8
@@ -64,6 +65,27 @@ class Runner(Protocol):
     def copy_page(self, copy: PageCopy) -> None:
         """Copy one page's KV."""
 
+    def stage(self, source: WeightSource) -> Install:
+        """Read and check new weights, and make of them all that is needed, while `run` is called in another thread.
+
+        Raises `WeightsError`. Nothing changes before the result is called, and then all at once.
+        """
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Update:
+    """New weights that wait for the end of a step, or for that of every request in flight."""
+
+    version: int
+    mode: UpdateMode
+    install: Install
+    pause_seconds: float = 0.0
+    requests: int = 0
+    tokens_dropped: int = 0
+    is_done: bool = False
+    failure: Exception | None = None
+    """What `install` raised; the version did not change then."""
+
 
 @dataclass(slots=True)
 class _Totals:
@@ -94,6 +116,9 @@ class EngineCore:
         self.version = 0
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.held: list[Sequence] = []
+        """Requests that arrived while an update waits for those before them."""
+        self.update: Update | None = None
         self.speculator = Speculator(spec.draft_length) if spec.speculate == "auto" else None
         self._totals = _Totals()
         self._lengths = Lengths()
@@ -102,8 +127,8 @@ class EngineCore:
 
     @property
     def is_idle(self) -> bool:
-        """No sequence is in flight, and no copy."""
-        return not (self.waiting or self.running) and self.cache.tier.is_idle
+        """No sequence is in flight, no copy and no update."""
+        return not (self.waiting or self.running or self.update) and self.cache.tier.is_idle
 
     def open(self, salt: str = "") -> Lease:
         """A lease for a new session, in the namespace of the present version."""
@@ -121,7 +146,10 @@ class EngineCore:
         self.cache.unpause(lease)
         sequence.lease, sequence.arrived, lease.is_wanted = lease, self.clock(), True
         self._conversations.come(sequence, sequence.arrived, self._totals.steps)
-        self._queue(sequence)
+        if self.update:
+            self.held.append(sequence)
+        else:
+            self._queue(sequence)
         if self.speculator:
             self.speculator.submitted(sequence)
 
@@ -144,6 +172,17 @@ class EngineCore:
         if lease.pause is not None:
             lease.pause.eta = self.clock() + eta_seconds
 
+    def begin_update(self, update: Update) -> None:
+        """Change the weights before the next step; in mode `drain` when the requests in flight have ended."""
+        assert self.update is None, "one update at a time"
+        self.update = update
+        self._update_if_due()
+
+    def withdraw(self, update: Update) -> None:
+        """Forget an update that still waits; does nothing if it is done."""
+        if self.update is update:
+            self._end_update(update)
+
     def abort(self, sequence: Sequence) -> None:
         """End a request in whatever state it is; what it sampled stays. One that has ended already is left alone."""
         if sequence.is_finished:
@@ -154,6 +193,7 @@ class EngineCore:
     def step(self) -> list[Sequence]:
         """Run one step; returns the sequences that ended with it. A pass in which nothing can run returns at once."""
         started = self.clock()
+        self._update_if_due()
         self._send_back(self.cache.poll())
         if self.speculator:
             self.speculator.propose(self.running)
@@ -350,11 +390,47 @@ class EngineCore:
         sequence.kept_logmass.append(drawn.kept_logmass)
         if drawn.top_logprobs:
             sequence.top_logprobs.append(drawn.top_logprobs)
+        oldest = sequence.lease.namespace.version
+        sequence.oldest_kv = oldest if sequence.oldest_kv is None else min(sequence.oldest_kv, oldest)
         sequence.commit(drawn.token_id, drawn.logprob, self.version, text)
         self._totals.sampled += 1
 
+    def _update_if_due(self) -> None:
+        """Install a pending update, unless it waits for requests. Nothing is in the middle of anything here."""
+        update = self.update
+        if update is None or (update.mode == "drain" and (self.running or self.waiting)):
+            return
+        started = self.clock()
+        try:
+            update.install()
+        except Exception as error:  # the one that asked for the update is told; the old weights serve on
+            update.failure = error
+        else:
+            self.version = update.version
+            update.requests = len(self.running) + len(self.waiting)
+            if update.mode != "keep":
+                update.tokens_dropped = sum(sequence.lease.computed for sequence in self.running)
+                self._requeue(at_the_end=update.mode == "abort_resume")
+            self.cache.renew(self.version, keep=update.mode == "keep")
+        update.pause_seconds = self.clock() - started
+        self._end_update(update)
+
+    def _end_update(self, update: Update) -> None:
+        self.update, update.is_done = None, True
+        for sequence in self.held:
+            self._queue(sequence)
+        self.held.clear()
+
+    def _requeue(self, *, at_the_end: bool) -> None:
+        """What runs waits to be let in again, with what it has sampled as part of its context."""
+        for sequence in list(self.running):
+            if at_the_end:
+                sequence.rank = self.clock()
+            self._return(sequence)
+
     def _leave(self, sequence: Sequence) -> None:
-        (self.running if sequence in self.running else self.waiting).remove(sequence)
+        queue = next(queue for queue in (self.running, self.waiting, self.held) if sequence in queue)
+        queue.remove(sequence)
         sequence.lease.is_wanted = False
         if sequence.lease.is_running:
             self.cache.suspend(sequence.lease, sequence.tokens.token_ids)

@@ -5,7 +5,8 @@ while a tool runs. A failed episode is a record like any other and its group goe
 all members of one before the next, so that they also end early. What cannot be recorded (a full disk) ends the run.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
 from typing import Protocol
 
 import anyio
@@ -35,23 +36,41 @@ class Observer(Protocol):
     def group_ended(self, group: GroupRecord) -> None: ...
 
 
+class _Quiet:
+    def episode_started(self, task_id: str, member: int) -> None: ...
+
+    def episode_ended(self, record: EpisodeRecord) -> None: ...
+
+    def group_ended(self, group: GroupRecord) -> None: ...
+
+
+QUIET: Observer = _Quiet()
+"""Shows nothing."""
+
+
 async def dispatch(
-    setup: Setup, plans: Iterable[GroupPlan], sink: Sink, observer: Observer, *, max_concurrent: int
+    setup: Setup,
+    plans: Iterable[GroupPlan] | AsyncGenerator[GroupPlan, None],
+    sink: Sink,
+    observer: Observer,
+    *,
+    max_concurrent: int,
 ) -> None:
-    """Run what `plans` say. Cancellation ends the episodes in flight, which leave no record.
+    """Run what `plans` say; they may come one by one. Cancellation ends the episodes in flight, which leave no record.
 
     Raises what the sink raises, and bugs, as they are: not wrapped in a group.
     """
     permits = anyio.Semaphore(max_concurrent)
     try:
-        async with anyio.create_task_group() as episodes:
-            for plan in plans:
+        coming = plans if isinstance(plans, AsyncGenerator) else _each(plans)
+        async with anyio.create_task_group() as episodes, aclosing(coming):
+            async for plan in coming:
                 group = _Group(setup, plan, sink, observer)
                 for member in plan.members:
                     await permits.acquire()
                     episodes.start_soon(_run, group, member, permits)
     except BaseExceptionGroup as error:
-        raise _first_of(error) from error
+        raise first_of(error) from error
 
 
 async def _run(group: "_Group", member: Member, permits: anyio.Semaphore) -> None:
@@ -105,9 +124,14 @@ class _Group:
         self._observer.episode_ended(record)
 
 
-def _first_of(error: BaseException) -> BaseException:
+async def _each(plans: Iterable[GroupPlan]) -> AsyncGenerator[GroupPlan, None]:
+    for plan in plans:
+        yield plan
+
+
+def first_of(error: BaseException) -> BaseException:
     """The first error in a group of them; cancellation is what the others did because of it."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    leaves = [_first_of(one) for one in error.exceptions]
+    leaves = [first_of(one) for one in error.exceptions]
     return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])

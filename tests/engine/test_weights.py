@@ -1,0 +1,219 @@
+"""New weights from every kind of source: what samples afterwards is what a fresh engine samples, or nothing has changed."""
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from agentrt.core.errors import WeightsError
+from agentrt.core.models import find_model
+from agentrt.core.protocol import BroadcastWeights, Completion, WeightSource
+from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.tokenizer import Tokenizer
+from agentrt.engine.local import local_engine
+from agentrt.engine.service import EngineService
+from agentrt.engine.weights import BUCKET_ELEMENTS, buckets, shared_weights
+
+SPROUT = find_model("sprout")
+SPEC = EngineSpec(kv_tokens=4096)
+PROMPT = list(range(40, 104))
+
+
+@pytest.fixture(scope="module")
+def changed() -> dict[str, Tensor]:
+    """Weights of sprout after some training, as it were."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: tensor.float() + 0.01 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in load_file(SPROUT / "model.safetensors").items()
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(changed: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("changed") / "model"
+    shutil.copytree(SPROUT, path)
+    save_file(changed, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def engine(folder: Path = SPROUT) -> EngineService:
+    return local_engine(folder, Tokenizer.load(SPROUT), SPEC)
+
+
+async def turn(service: EngineService, salt: str = "") -> Completion:
+    with service.session(seed=1, salt=salt) as session:
+        return await session.sample(PROMPT, SamplingParams(temperature=0.9), max_tokens=12)
+
+
+def close(one: Completion, other: Completion) -> None:
+    assert one.token_ids == other.token_ids
+    assert one.raw_logprobs.tolist() == pytest.approx(other.raw_logprobs.tolist(), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Completion:
+    async def main() -> Completion:
+        async with engine(folder) as fresh:
+            return await turn(fresh)
+
+    return anyio.run(main)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "tied", "folder", "shared"])
+def test_c46_after_an_update_it_is_as_a_fresh_engine(
+    kind: str, changed: dict[str, Tensor], folder: Path, expected: Completion
+) -> None:
+    """Rows 1 and 32 of the bug table: also where the whole prompt was cached, and when it is done twice."""
+
+    async def main() -> None:
+        async with engine() as service:
+            before = [await turn(service), await turn(service)]
+            assert before[1].cached_tokens == 48
+            await service.update_weights(1, {name: tensor + 1 for name, tensor in changed.items()})
+            if kind == "shared":
+                with shared_weights(changed) as source:
+                    await service.update_weights(2, source)
+            else:
+                await service.update_weights(2, folder if kind == "folder" else given)
+            after = await turn(service)
+            assert after.cached_tokens == 0
+            close(after, expected)
+            close(await turn(service), expected)
+            assert before[0].raw_logprobs != after.raw_logprobs
+
+    given: dict[str, Tensor] = dict(changed)
+    if kind == "tied":
+        given["lm_head.weight"] = given["model.embed_tokens.weight"]
+    anyio.run(main)
+
+
+def test_the_trainer_may_go_on_changing_its_tensors(changed: dict[str, Tensor], expected: Completion) -> None:
+    async def main() -> None:
+        async with engine() as service:
+            given = {name: torch.nn.Parameter(tensor.clone()) for name, tensor in changed.items()}
+            await service.update_weights(1, given)
+            for tensor in given.values():
+                tensor.data.zero_()
+            close(await turn(service), expected)
+
+    anyio.run(main)
+
+
+SENDER = """
+import sys, torch, torch.distributed as dist
+from safetensors.torch import load_file
+from agentrt.core.errors import WeightsError
+from agentrt.engine.weights import broadcast_weights
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=0, world_size=2)
+for attempt in sys.argv[3:]:
+    try:
+        broadcast_weights(load_file(sys.argv[2]), timeout_seconds=60)
+        print("sent")
+    except WeightsError as error:
+        print(error)
+"""
+
+
+@pytest.fixture
+def group(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A trainer in another process, rank 0, that sends twice; this process is rank 1."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    command = [sys.executable, "-c", SENDER, address, str(folder / "model.safetensors"), "first", "second"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        torch.distributed.init_process_group("gloo", init_method=address, rank=1, world_size=2)
+        try:
+            yield trainer
+        finally:
+            torch.distributed.destroy_process_group()
+            trainer.kill()
+
+
+def test_row_43_a_broadcast_changes_all_ranks_or_none(
+    group: subprocess.Popen[str], expected: Completion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time this rank fails after it has received: it keeps its version, and the sender is told. Then it works."""
+
+    async def main() -> None:
+        async with engine() as service:
+            old = await turn(service)
+            with monkeypatch.context() as patched:
+                patched.setattr(service.core.runner, "_stage", failing)
+                with pytest.raises(WeightsError, match="cannot be used: no memory"):
+                    await service.update_weights(1, BroadcastWeights(source=0))
+            assert service.statistics().version == 0
+            close(await turn(service), old)
+            await service.update_weights(1, BroadcastWeights(source=0))
+            assert service.statistics().version == 1
+            close(await turn(service), expected)
+
+    def failing(weights: Any) -> Any:
+        raise MemoryError("no memory")
+
+    anyio.run(main)
+    assert group.stdout is not None
+    assert group.stdout.read().splitlines() == ["an engine could not take the weights; all keep their version", "sent"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.pop("model.norm.weight"), "model.norm.weight is missing"),
+        (lambda w: w.update({"model.norm.weight": torch.ones(3)}), r"model.norm.weight is torch.float32 \(3,\)"),
+        (lambda w: w.update({"model.norm.weight": torch.ones(192).int()}), "is torch.int32"),
+        (lambda w: w.update({"score.weight": torch.ones(3)}), "the model has no score.weight"),
+        (lambda w: w.update({"lm_head.weight": w["model.embed_tokens.weight"] + 1}), "lm_head.weight differs from"),
+    ],
+)
+def test_weights_that_do_not_fit_change_nothing(change: Any, words: str, changed: dict[str, Tensor]) -> None:
+    given = dict(changed)
+    change(given)
+    refuse(given, words)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"), [(Path("/nowhere"), "has no safetensors"), ("sprout", "weights come as tensors by name")]
+)
+def test_a_source_that_is_none_is_refused(source: Any, words: str) -> None:
+    refuse(source, words)
+
+
+def test_a_torn_file_changes_nothing(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-1000])
+    refuse(tmp_path, "cannot be read")
+
+
+def test_shared_memory_that_is_gone_changes_nothing(changed: dict[str, Tensor]) -> None:
+    with shared_weights(changed) as source:
+        pass
+    refuse(source, "cannot be opened")
+
+
+def refuse(source: WeightSource, words: str) -> None:
+    async def main() -> None:
+        async with engine() as service:
+            old = await turn(service)
+            with pytest.raises(WeightsError, match=words):
+                await service.update_weights(1, source)
+            close(await turn(service, salt="apart"), old)
+            assert service.statistics().version == 0
+
+    anyio.run(main)
+
+
+def test_buckets_are_the_same_on_every_rank() -> None:
+    shapes = {"b": (BUCKET_ELEMENTS // 2,), "a": (BUCKET_ELEMENTS // 2, 1), "d": (2 * BUCKET_ELEMENTS,), "c": (1,)}
+    assert buckets(shapes) == [["a", "b"], ["c", "d"]]
+    assert buckets(dict(reversed(shapes.items()))) == buckets(shapes)
+    assert buckets({}) == []
