@@ -184,9 +184,10 @@ class EngineService:
             while not self._commands and self.core.is_idle and not self._is_closing:
                 self._turn.wait()
             commands = [self._commands.popleft() for _ in range(len(self._commands))]
+            is_closing = self._is_closing  # read with the commands: what was posted before the close is carried out
         for command in commands:
             command()
-        return not self._is_closing
+        return not is_closing
 
     def _abort(self, sequence: EngineSequence) -> None:
         if not sequence.is_finished:

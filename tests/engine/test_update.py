@@ -92,7 +92,7 @@ async def update_in(engine: EngineService, step: int, version: int, logits: Logi
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    for _ in range(10_000):
+    for _ in range(100_000):
         if condition():
             return
         await anyio.sleep(0.001)
