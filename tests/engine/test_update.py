@@ -36,9 +36,11 @@ class HeldRunner(ToyRunner):
         super().__init__(logits, num_pages=num_pages, page_size=4)
         self.gates: dict[int, threading.Event] = {}
         """Steps, from 0 on, that wait in their middle until their gate is opened."""
+        self.held_in = -1
 
     def run(self, batch: Batch) -> NDArray[np.float32]:
         if gate := self.gates.get(len(self.rows)):
+            self.held_in = len(self.rows)
             assert gate.wait(60)
         time.sleep(self.seconds)
         return super().run(batch)
@@ -84,7 +86,7 @@ def sampled(
 async def update_in(engine: EngineService, step: int, version: int, logits: Logits, mode: UpdateMode) -> None:
     """Ask for an update in the middle of a step, so that it is carried out right after it."""
     runner = runner_of(engine.core)
-    await until(lambda: len(runner.rows) == step)
+    await until(lambda: runner.held_in == step)
     async with anyio.create_task_group() as group:
         group.start_soon(engine.update_weights, version, {"logits": logits}, mode)
         await until(lambda: bool(engine._commands))
