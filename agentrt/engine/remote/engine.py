@@ -18,8 +18,18 @@ import msgspec
 import structlog
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, UsageError
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, FinishReason, Grammar, SessionHints
+from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, UsageError, WeightsError
+from agentrt.core.protocol import (
+    Completion,
+    EngineInfo,
+    EngineStatistics,
+    FinishReason,
+    Grammar,
+    SessionHints,
+    UpdateMode,
+    UpdateReport,
+    WeightSource,
+)
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Floats, Ids, Tokens
@@ -101,6 +111,13 @@ class RemoteEngine:
             running=sum(server.belief.running for server in self.servers), sessions=self.num_sessions,
             tokens_sampled=self.num_sampled, tokens_prefilled=self.num_prefilled, tokens_reused=self.num_reused,
         )  # fmt: skip
+
+    async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
+        """Refused: the trainer publishes weights to the servers by their own interface."""
+        raise WeightsError(
+            "servers take weights from the trainer by their own interface; give `version` of each server and "
+            "`oldest_version` of this engine the new number then"
+        )
 
     async def place(self, request: Request, keys: Sequence[str], sticky: str | None) -> Server:
         """The server for a request; waits while all are lost. `EngineFailure` if none comes back, or none is new enough."""
