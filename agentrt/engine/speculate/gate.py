@@ -16,6 +16,7 @@ The chance of the very id that was drawn must not play a part: a draft cut short
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import log2
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,26 +60,30 @@ class Rate:
 class StepTimes:
     """Seconds of a step by its rows: as measured, a line between two counts, never more than a larger count takes.
 
-    A measurement can be too long, when the machine was busy with something else, and hardly too short. So a shorter time counts
-    more than a longer one.
+    Counts within a fifth of each other share what is known. A measurement can be too long, when the machine was busy with
+    something else, and hardly too short, so a shorter time counts more than a longer one.
     """
 
     def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+        self._measured: dict[int, tuple[float, float]] = {}
+        """Rows and seconds by half octave, both smoothed."""
         self._rows_P: NDArray[np.float64] = np.zeros(0)
         self._seconds_P: NDArray[np.float64] = np.zeros(0)
 
     def note(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
-        change = seconds - self._seconds.setdefault(rows, seconds)
-        self._seconds[rows] += change * (SMOOTH_LONGER if change > 0 else SMOOTH_SHORTER)
-        known = sorted(self._seconds)
-        self._rows_P = np.array(known, dtype=np.float64)
-        self._seconds_P = np.minimum.accumulate([self._seconds[row] for row in reversed(known)])[::-1]
+        half_octave = round(2 * log2(rows))
+        mean_rows, mean_seconds = self._measured.get(half_octave, (rows, seconds))
+        share = SMOOTH_LONGER if seconds > mean_seconds else SMOOTH_SHORTER
+        self._measured[half_octave] = (
+            mean_rows + share * (rows - mean_rows), mean_seconds + share * (seconds - mean_seconds)
+        )  # fmt: skip
+        self._rows_P, seconds_P = np.array([self._measured[key] for key in sorted(self._measured)]).T
+        self._seconds_P = np.minimum.accumulate(seconds_P[::-1])[::-1]
 
     def of(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
         """For each number of rows. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
-        if not self._seconds:
+        if not self._measured:
             return np.ones(len(rows_B))
         most, longest = self._rows_P[-1], self._seconds_P[-1]
         slope = (longest - self._seconds_P[0]) / max(most - self._rows_P[0], 1.0)
@@ -96,20 +101,21 @@ def choose_lengths(
     order of their survival a^j, so each number of rows is spent best; ties go to the earlier request. To look for drafts
     takes `look_seconds`, which plain decoding does not.
     """
-    drafts = enumerate(zip(limits, rates, strict=True))
-    survivals = [(rate**depth, -index) for index, (limit, rate) in drafts for depth in range(1, limit + 1)]
-    survivals.sort(reverse=True)
-    lengths = [0] * len(limits)
-    if not survivals:
-        return lengths
-    tokens_B = len(limits) + np.cumsum([0.0, *(survival for survival, _ in survivals)])
+    if not any(limits):
+        return [0] * len(limits)
+    depths_K = np.arange(1, max(limits) + 1)
+    survival_SK = np.array(rates)[:, None] ** depths_K
+    request_R, depth_R = np.nonzero(depths_K <= np.array(limits)[:, None])
+    survival_R = survival_SK[request_R, depth_R]
+    order_R = np.argsort(-survival_R, kind="stable")
+    tokens_B = len(limits) + np.concatenate([[0.0], np.cumsum(survival_R[order_R])])
     seconds_B = times.of(len(limits) + np.arange(len(tokens_B)))
     seconds_B[1:] += look_seconds
     speed_B = tokens_B / seconds_B
     best = int(np.argmax(speed_B))
-    if speed_B[best] >= OFF_UNDER * speed_B[0]:
-        for _, index in survivals[:best]:
-            lengths[-index] += 1
+    if speed_B[best] < OFF_UNDER * speed_B[0]:
+        return [0] * len(limits)
+    lengths: list[int] = np.bincount(request_R[order_R[:best]], minlength=len(limits)).tolist()
     return lengths
 
 

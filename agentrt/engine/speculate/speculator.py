@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence as List
+from functools import cache
 
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
@@ -71,6 +72,7 @@ class Speculator:
         return self._rates[sequence].mean(self.gate.rates[draft.kind].mean(), REQUEST_PRIOR)
 
 
+@cache
 def _kind(matched: int, agreed: bool) -> str:
     """Drafts from text by the length of their match, in octaves, and whether the matches agreed."""
     octave = min(matched, LONGEST).bit_length()

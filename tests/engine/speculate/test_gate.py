@@ -35,6 +35,13 @@ def test_a_step_that_was_interrupted_does_not_count_against_larger_ones() -> Non
     assert found.of(np.array([2])) < 140
 
 
+def test_neighbouring_counts_share_what_is_known() -> None:
+    found = times(r30=10.0, r34=10.0)
+    assert found.of(np.array([32])).tolist() == [10]
+    found.note(33, 4.0)
+    assert found.of(np.array([32])).tolist() == [7]
+
+
 def test_a_rate_follows_what_was_accepted() -> None:
     rate = Rate()
     assert rate.mean() == 0.7
