@@ -1,13 +1,12 @@
 """The gate: how much of each draft a step verifies, if any. Pure; it is told what steps took and what was accepted.
 
-A step over n sequences with drafts is worth
-
-    tokens = n + sum over drafts and depths j of a^j        (a: how often such an id was accepted until now)
-
-and takes the time that steps of so many rows were seen to take, and the time of the look for drafts. The gate takes the
-rows that make tokens per second largest, each request its own number, and none unless that beats plain decoding by 3 %.
-After a look in vain it sleeps so long that such looks cost 1 % of the time, and what it knows does not grow old: one
-step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
+A request whose drafts are verified gains 1 + sum over depths j of a^j ids a step (a: how often such an id was accepted
+until now), and is done in so many fewer steps. The gate weighs the time until all running requests are done, if each has
+equally much to say: a step takes what steps of so many rows were seen to take, and becomes cheaper as requests end. So
+fast ones do not pay for the whole batch when a slow one holds it up. It takes the drafts with which that time is
+shortest, each request its own number of ids, and none unless they save 3 % against plain decoding, the look for them
+included. After a look in vain it sleeps so long that such looks cost 1 % of the time, and what it knows does not grow
+old: one step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
 
 Whether an id is likely comes from past acceptances of its class only, a class being what the proposer saw *before* it chose.
 The chance of the very id that was drawn must not play a part: a draft cut short because its id is unlikely biases the text
@@ -22,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 OFF_UNDER = 1.03
-"""Tokens per second against plain decoding."""
+"""The time of plain decoding over that with drafts."""
+SURVIVALS_T = np.array([0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05])
+"""Down to which drafts may be taken."""
 FORGET = 0.98
 """Of what is known about a class, at each verification of it: the last 50 or so count."""
 PRIOR_ACCEPTED, PRIOR_TRIED = 1.4, 2.0
@@ -84,7 +85,7 @@ class StepTimes:
     def of(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
         """For each number of rows. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
         if not self._measured:
-            return np.ones(len(rows_B))
+            return np.ones(rows_B.shape)
         most, longest = self._rows_P[-1], self._seconds_P[-1]
         slope = (longest - self._seconds_P[0]) / max(most - self._rows_P[0], 1.0)
         seconds_B: NDArray[np.float64] = np.interp(rows_B, self._rows_P, self._seconds_P)
@@ -95,28 +96,37 @@ class StepTimes:
 def choose_lengths(
     limits: Sequence[int], rates: Sequence[float], times: StepTimes, look_seconds: float = 0.0
 ) -> list[int]:
-    """How many ids of each draft to verify in a step of so many requests; all 0 if that pays less than 3 %.
+    """How many ids of each draft to verify in a step of so many requests; all 0 if that saves less than 3 %.
 
-    `limits` are the drafts' lengths, 0 for a request without one; `rates` the chance of an id of each. Rows are taken in
-    order of their survival a^j, so each number of rows is spent best; ties go to the earlier request. To look for drafts
-    takes `look_seconds`, which plain decoding does not.
+    `limits` are the drafts' lengths, 0 for a request without one; `rates` the chance of an id of each. Ids are taken down to
+    one survival a^j for all requests, so rows are spent where they bring most. To look for drafts takes `look_seconds`
+    a step, which plain decoding does not.
     """
     if not any(limits):
         return [0] * len(limits)
     depths_K = np.arange(1, max(limits) + 1)
-    survival_SK = np.array(rates)[:, None] ** depths_K
-    request_R, depth_R = np.nonzero(depths_K <= np.array(limits)[:, None])
-    survival_R = survival_SK[request_R, depth_R]
-    order_R = np.argsort(-survival_R, kind="stable")
-    tokens_B = len(limits) + np.concatenate([[0.0], np.cumsum(survival_R[order_R])])
-    seconds_B = times.of(len(limits) + np.arange(len(tokens_B)))
-    seconds_B[1:] += look_seconds
-    speed_B = tokens_B / seconds_B
-    best = int(np.argmax(speed_B))
-    if speed_B[best] < OFF_UNDER * speed_B[0]:
+    survival_SK = np.where(depths_K <= np.array(limits)[:, None], np.array(rates)[:, None] ** depths_K, 0.0)
+    taken_TSK = survival_SK >= SURVIVALS_T[:, None, None]
+    lengths_TS = taken_TSK.sum(axis=2)
+    seconds_T = _seconds_a_text(1 + (survival_SK * taken_TSK).sum(axis=2), 1 + lengths_TS, times, look_seconds)
+    best = int(np.argmin(seconds_T))
+    if times.of(np.array([len(limits)]))[0] < OFF_UNDER * seconds_T[best]:
         return [0] * len(limits)
-    lengths: list[int] = np.bincount(request_R[order_R[:best]], minlength=len(limits)).tolist()
+    lengths: list[int] = lengths_TS[best].tolist()
     return lengths
+
+
+def _seconds_a_text(
+    gains_TS: NDArray[np.float64], rows_TS: NDArray[np.int64], times: StepTimes, look_seconds: float
+) -> NDArray[np.float64]:
+    """For each choice T, the time until all requests are done, over the steps that plain decoding takes for it."""
+    order_TS = np.argsort(-gains_TS, axis=1, kind="stable")
+    ends_TS = 1 / np.take_along_axis(gains_TS, order_TS, axis=1)
+    live_rows_TS = np.take_along_axis(rows_TS, order_TS, axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]
+    seconds_T: NDArray[np.float64] = (
+        np.diff(ends_TS, axis=1, prepend=0.0) * (times.of(live_rows_TS) + look_seconds)
+    ).sum(axis=1)  # fmt: skip
+    return seconds_T
 
 
 class Gate:
