@@ -3,7 +3,8 @@
 A request whose drafts are verified gains 1 + sum over depths j of a^j ids a step (a: how often such an id was accepted
 until now), and is done in so many fewer steps. The gate weighs the time until all running requests are done, if each has
 equally much to say: a step takes what steps of so many rows were seen to take, and becomes cheaper as requests end. So
-fast ones do not pay for the whole batch when a slow one holds it up. It takes the drafts with which that time is
+fast ones do not pay for the whole batch when slow ones hold it up. Who has a draft changes from step to step, though, so
+half of a gain counts as everybody's. It takes the drafts with which that time is
 shortest, each request its own number of ids, and none unless they save 3 % against plain decoding, the look for them
 included. After a look in vain it sleeps so long that such looks cost 1 % of the time, and what it knows does not grow
 old: one step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 OFF_UNDER = 1.03
 """The time of plain decoding over that with drafts."""
-SURVIVALS_T = np.array([0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05])
+SURVIVALS_T = np.array([0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.15, 0.07])
 """Down to which drafts may be taken."""
 FORGET = 0.98
 """Of what is known about a class, at each verification of it: the last 50 or so count."""
@@ -108,7 +109,9 @@ def choose_lengths(
     survival_SK = np.where(depths_K <= np.array(limits)[:, None], np.array(rates)[:, None] ** depths_K, 0.0)
     taken_TSK = survival_SK >= SURVIVALS_T[:, None, None]
     lengths_TS = taken_TSK.sum(axis=2)
-    seconds_T = _seconds_a_text(1 + (survival_SK * taken_TSK).sum(axis=2), 1 + lengths_TS, times, look_seconds)
+    own_TS = (survival_SK * taken_TSK).sum(axis=2)
+    gains_TS = 1 + (own_TS + own_TS.mean(axis=1, keepdims=True)) / 2
+    seconds_T = _seconds_a_text(gains_TS, 1 + lengths_TS, times, look_seconds)
     best = int(np.argmin(seconds_T))
     if times.of(np.array([len(limits)]))[0] < OFF_UNDER * seconds_T[best]:
         return [0] * len(limits)
