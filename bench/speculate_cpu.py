@@ -170,6 +170,7 @@ def siblings(name: str, groups: int, tasks: list[tuple[Message, ...]], tools: tu
 def answered(renderer: Family, sequence: Sequence, tools: tuple[Tool, ...]) -> list[int]:
     """The ids of the results of a turn's calls; empty if it called nothing."""
     ids = sequence.tokens.token_ids[sequence.context_tokens :]
+    assert sequence.finish_reason is not None
     turn = renderer.parse(ids, sequence.finish_reason, tools)
     results = [
         Message("tool", calculated(call.arguments), name=call.name, call_id=call.id) for call in turn.message.calls
