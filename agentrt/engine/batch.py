@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.pages import NONE
 from agentrt.engine.sequence import Sequence
 
@@ -32,28 +33,35 @@ def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
 
     What a count has beyond a sequence's known ids are ids of its draft.
     """
-    counts = [count for _, count in chunks]
-    token_ids, positions = [], []
-    tables = [sequence.lease.table for sequence, _ in chunks]
-    tables_GSP = np.full((len(tables[0]), len(tables), max(len(table[0]) for table in tables)), NONE, dtype=np.int32)
-    for index, (sequence, count) in enumerate(chunks):
-        start = sequence.lease.computed
-        ids = sequence.tokens.token_ids[start : start + count]
-        ids.extend(sequence.draft.ids[: count - len(ids)])
-        token_ids.append(np.array(ids, dtype=np.int64))
-        positions.append(np.arange(start, start + count, dtype=np.int64))
-        for group, row in enumerate(tables[index]):
-            tables_GSP[group, index, : len(row)] = row
-    first_rows = np.cumsum([0, *counts[:-1]])
+    counts_S = np.array([count for _, count in chunks])
+    starts_S = np.array([sequence.lease.computed for sequence, _ in chunks])
+    first_rows_S = np.cumsum(counts_S) - counts_S
+    token_ids = IntArray("i")
+    for (sequence, count), start in zip(chunks, starts_S.tolist(), strict=True):
+        known = sequence.tokens.token_ids[start : start + count]
+        token_ids += known
+        token_ids.extend(sequence.draft.ids[: count - len(known)])
+    positions_N = np.arange(len(token_ids)) + np.repeat(starts_S - first_rows_S, counts_S)
     out = [
         (first + row, sequence)
-        for first, (sequence, count) in zip(first_rows, chunks, strict=True)
+        for first, (sequence, count) in zip(first_rows_S.tolist(), chunks, strict=True)
         for row in _read(sequence, count)
     ]
     return Batch(
-        np.concatenate(token_ids), np.concatenate(positions), np.repeat(np.arange(len(chunks), dtype=np.int32), counts),
-        tables_GSP, np.array([row for row, _ in out], dtype=np.int64), [sequence for _, sequence in out],
+        np.array(token_ids, dtype=np.int64), positions_N, np.repeat(np.arange(len(chunks), dtype=np.int32), counts_S),
+        _tables([sequence.lease.table for sequence, _ in chunks]), np.array([row for row, _ in out], dtype=np.int64),
+        [sequence for _, sequence in out],
     )  # fmt: skip
+
+
+def _tables(tables: List[List[IntArray]]) -> NDArray[np.int32]:
+    """Page tables of equal length: what is short is filled up with places without a page."""
+    longest = max(len(table[0]) for table in tables)
+    tables_GSP = np.full((len(tables[0]), len(tables), longest), NONE, dtype=np.int32)
+    for index, table in enumerate(tables):
+        for group, row in enumerate(table):
+            tables_GSP[group, index, : len(row)] = row
+    return tables_GSP
 
 
 def _read(sequence: Sequence, count: int) -> range:

@@ -4,6 +4,7 @@ The law and the noise are `agentrt_kernels.sample`; here each sequence's paramet
 cannot be had, because a grammar fails, and a row that cannot be sampled from end one request and touch no other.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence as List
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -151,21 +152,23 @@ def _edits(sequence: Sequence, vocab_size: int) -> Edits:
     params = sequence.params
     bias = params.logit_bias | dict.fromkeys(sequence.forbidden_ids(), -np.inf)
     counts = sequence.counts if params.presence_penalty or params.frequency_penalty else {}
+    if not (bias or counts or sequence.seen or sequence.grammar):
+        return NO_EDITS
     forbidden = NO_IDS if sequence.grammar is None else _forbidden(sequence.grammar, sequence.turn_ids, vocab_size)
     ids = bias.keys() | counts.keys() | sequence.seen
-    if not ids and not len(forbidden):
-        return NO_EDITS
     ids_E = np.union1d(np.fromiter(ids, np.int64, len(ids)), forbidden)
     size = len(ids_E)
     edits = Edits(ids_E, np.zeros(size), np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.bool_))
-    for array_E, of in (
-        (edits.bias_E, bias),
-        (edits.counts_E, counts),
-        (edits.seen_E, dict.fromkeys(sequence.seen, 1)),
-    ):
-        array_E[np.searchsorted(ids_E, np.fromiter(of, np.int64, len(of)))] = list(of.values())
+    edits.bias_E[_places(ids_E, bias)] = list(bias.values())
     edits.bias_E[np.searchsorted(ids_E, forbidden)] = -np.inf
+    edits.counts_E[_places(ids_E, counts)] = list(counts.values())
+    edits.seen_E[_places(ids_E, sequence.seen)] = True
     return edits
+
+
+def _places(ids_E: NDArray[np.int64], some: Collection[int]) -> NDArray[np.intp]:
+    """Where these are in a sorted array that holds them all."""
+    return np.searchsorted(ids_E, np.fromiter(some, np.int64, len(some)))
 
 
 def _forbidden(grammar: Grammar, turn_ids: List[int], vocab_size: int) -> NDArray[np.int64]:

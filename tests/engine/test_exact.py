@@ -152,6 +152,7 @@ def test_bits_of_a_second_turn_cold_or_continued() -> None:
     assert (fresh.cached_tokens, output(fresh)) == (0, output(continued))
 
 
+@pytest.mark.timeout(300)  # the model may have to be fetched first
 @pytest.mark.parametrize(("pages", "rows", "runs"), [(32, 512, 1), (32, 7, 1), (32, 512, 2), (8, 512, 1)])
 def test_c29_bits_of_smollm2(pages: int, rows: int, runs: int) -> None:
     """Four at once; in chunks of 7 rows; from the prefix cache; with pages for two and a half, so one is preempted."""
