@@ -1,5 +1,6 @@
 """The examples do what they say."""
 
+import json
 import runpy
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from agentrt.rollout.sink import RunFolder
 from agentrt.testing import MemorySink, ScriptedEngine, called, said, stage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-SHORT = [path for path in EXAMPLES.glob("*.py") if path.name != "train_sprout.py"]
+SHORT = [path for path in EXAMPLES.glob("*.py") if path.name not in ("train_sprout.py", "grpo.py")]
 
 
 def played(environment: Environment, engine: ScriptedEngine, *, members: int) -> list[EpisodeRecord]:
@@ -119,3 +120,20 @@ def test_one_episode(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.startswith("eval-")
     assert "assistant:" in printed
     assert "<|im_end|>" in printed
+
+
+def test_grpo_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps, then a third in a second run, which starts from the checkpoint and adds to the same files."""
+    for steps in ("2", "3"):
+        module = runpy.run_path(str(EXAMPLES / "grpo.py"))
+        module["main"].__globals__.update(GROUP_SIZE=4, BATCH=2, EVAL_TASKS=4)
+        monkeypatch.setattr("sys.argv", ["grpo.py", "-o", str(tmp_path / "run"), "--steps", steps, "--eval-every", "2"])
+        module["main"]()
+    lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert [line["step"] for line in lines if "eval" in line] == [0, 2, 3]
+    assert max(line["mean_difference"] for line in lines[1:]) < 0.05
+    versions = {v for one in RunFolder(tmp_path / "run").trajectories() for b in one.branches for v in b.versions}
+    assert {0, 1, 2} <= versions | {3}
+    assert (tmp_path / "run" / "curves.svg").read_text().startswith("<svg")
+    assert "| 3 |" in (tmp_path / "run" / "table.md").read_text()
