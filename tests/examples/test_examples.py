@@ -123,17 +123,17 @@ def test_one_episode(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_grpo_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps, then a third in a second run, which starts from the checkpoint and adds to the same files."""
-    for steps in ("2", "3"):
+    """A step, then a second one in a second run, which starts from the checkpoint and adds to the same files."""
+    for steps in ("1", "2"):
         module = runpy.run_path(str(EXAMPLES / "grpo.py"))
-        module["main"].__globals__.update(GROUP_SIZE=4, BATCH=2, EVAL_TASKS=4)
-        monkeypatch.setattr("sys.argv", ["grpo.py", "-o", str(tmp_path / "run"), "--steps", steps, "--eval-every", "2"])
+        module["main"].__globals__.update(GROUP_SIZE=4, BATCH=1, EVAL_TASKS=2)
+        monkeypatch.setattr("sys.argv", ["grpo.py", "-o", str(tmp_path / "run"), "--steps", steps, "--eval-every", "1"])
         module["main"]()
     lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2, 3]
-    assert [line["step"] for line in lines if "eval" in line] == [0, 2, 3]
+    assert [line["step"] for line in lines] == [0, 1, 2]
+    assert all("eval" in line for line in lines)
     assert max(line["mean_difference"] for line in lines[1:]) < 0.05
     versions = {v for one in RunFolder(tmp_path / "run").trajectories() for b in one.branches for v in b.versions}
-    assert {0, 1, 2} <= versions | {3}
+    assert {0, 1} <= versions
     assert (tmp_path / "run" / "curves.svg").read_text().startswith("<svg")
-    assert "| 3 |" in (tmp_path / "run" / "table.md").read_text()
+    assert "| 2 |" in (tmp_path / "run" / "table.md").read_text()
