@@ -205,6 +205,6 @@ class ToolTimes:
         believed once it is past; `deadline` says when it is ended at the latest. Both in seconds from now."""
         limit = math.inf if deadline is None else max(deadline, 0.0)
         if eta is not None and eta > 0:
-            return Foretold(eta, limit)
+            return Foretold(max(eta, FIRST_SECONDS), limit)
         durations = self._classes.get((tool, arguments), self._tools.get(tool, self._all))
         return Measured(durations.curve, elapsed, limit)
