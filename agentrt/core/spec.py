@@ -114,8 +114,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 Verifier = Literal["coupled", "rejection", "block"]
 
 
-KVPolicy = Literal["lru", "lru_drop", "ttl"]
-"""Least recently used first, to the host; the same, computed again; kept for a time after its tool has started."""
+KVPolicy = Literal["priced", "lru", "lru_drop", "ttl", "cache_ttl", "infercept"]
+"""What costs least; least recently used first, to the host; the same, computed again; kept for a time after its tool has
+started; the rules of Continuum and InferCept, to compare with."""
 
 
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -21,10 +21,10 @@ from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.conversations import Conversations
 from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.cache import KVCache
+from agentrt.engine.kv.choose import make_policy
 from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import Lease, Pause
 from agentrt.engine.kv.pages import PageCopy
-from agentrt.engine.kv.policy import make_policy
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.tiers import Host
 from agentrt.engine.sampler import Drawn, Logits, laws_of, sample, score
@@ -211,6 +211,7 @@ class EngineCore:
         self._totals.steps += 1
         batch = build_batch(chunks)
         logits_MV = self.runner.run(batch)
+        shapes = [(sequence.lease.computed, count) for sequence, count in chunks]
         for sequence, count in chunks:
             self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
         self._read(batch.readers, logits_MV)
@@ -218,6 +219,7 @@ class EngineCore:
         for sequence in finished:
             self._leave(sequence)
         self._step_seconds = self.clock() - started
+        self.cache.costs.note(shapes, self._step_seconds)
         if self.speculator and only_decodes:
             self.speculator.gate.note_step(len(batch.token_ids_N), self._step_seconds)
         if self.spec.debug and self.is_idle:
@@ -272,6 +274,8 @@ class EngineCore:
         """
         admitted = []
         for sequence, count in chunks:
+            if not sequence.lease.pages and sequence.lease.high_water:
+                self.cache.costs.note_wait(self.clock() - sequence.arrived)
             cached = self.cache.resume(sequence.lease, sequence.tokens.token_ids, sequence.matchable)
             if sequence.cached_tokens < 0:
                 sequence.cached_tokens, sequence.started = cached, self.clock()

@@ -15,6 +15,7 @@ from agentrt.engine.kv.lease import IllegalMoveError, Lease, Pause, State
 from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, pages_of
 from agentrt.engine.kv.policy import Kind, LeaseView, Lru, Policy, PoolView
 from agentrt.engine.kv.radix import DEVICE, HOST, Namespace, Node, RadixTree, Rows
+from agentrt.engine.kv.rates import StepCosts
 from agentrt.engine.kv.tiers import Host, HostTier, Job, no_host
 
 PINNED_SHARE = 0.6
@@ -41,6 +42,8 @@ class KVCache:
         self.pools = [PagePool(group.num_pages) for group in groups]
         self.tree = RadixTree(groups, (self.pools, [PagePool(count) for count in host.pages]), page_size)
         self.tier = HostTier(self.tree, host)
+        self.costs = StepCosts()
+        """Whoever runs steps notes here what they took."""
         self.num_pinned = 0
         """Pages of group 0 in pinned leases; one that several pinned leases share counts for each."""
         self._leases: dict[Lease, None] = {}  # in order of last use
@@ -80,6 +83,7 @@ class KVCache:
     def close(self, lease: Lease) -> None:
         """Give everything back. Closing twice does nothing. Raises `IllegalMoveError` if it runs."""
         if lease in self._leases:
+            self._end_pause(lease, is_cut=True)
             self._move(lease, State.CLOSED)
             self.tier.forget(lease)
             self._release(lease)
@@ -194,11 +198,8 @@ class KVCache:
 
     def unpause(self, lease: Lease) -> None:
         """The tool has ended and a turn follows: what is parked comes back at once, if there is room."""
-        if lease.pause is not None:
-            lease.meter.resume(self.clock())
-            lease.pause = None
-            if lease.state is State.PARKED:
-                self._restore(lease)
+        if self._end_pause(lease) and lease.state is State.PARKED:
+            self._restore(lease)
 
     def revoke(self, lease: Lease) -> None:
         """Take the pages from an idle lease. It is parked if all it needs is on the host, else dropped."""
@@ -331,6 +332,16 @@ class KVCache:
             assert len(row) == len(lease.pages), "the rows of a table differ in length"
             start = self.tree.first_kept(group, whole)
             assert [page == NONE for page in row] == [place < start for place in range(len(row))], "a window is off"
+
+    def _end_pause(self, lease: Lease, *, is_cut: bool = False) -> bool:
+        """Tell the policy that the tool has ended; False if none ran. One that was ended at its deadline was cut too."""
+        if lease.pause is None:
+            return False
+        view = self._view(0, lease, self.clock())
+        self.policy.on_resume(view, is_cut=is_cut or (view.deadline is not None and view.deadline <= 0))
+        lease.meter.resume(self.clock())
+        lease.pause = None
+        return True
 
     def _move(self, lease: Lease, state: State) -> None:
         before = lease.state
@@ -465,7 +476,11 @@ class KVCache:
 
     def _pool_view(self) -> PoolView:
         host = self.tier.pools[0]
-        return PoolView(self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, host.num_free)
+        token_bytes, speed = sum(self.tier.page_bytes) / self.page_size, self.tier.copier.bytes_per_second
+        return PoolView(
+            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, host.num_free,
+            rates=self.costs.rates(token_bytes, speed),
+        )  # fmt: skip
 
     def _leave_behind(self, lease: Lease, ids: IntArray) -> None:
         """Let go of what no window needs any more, were it to go on from its last whole page."""

@@ -1,16 +1,17 @@
 """What is to become of the KV of idle leases: policies over plain numbers. Pure.
 
 A policy is asked three things: what to do with a lease as its tool starts, which leases give up their pages when somebody
-lacks some, and which come back first when there is room. It holds no page and starts no copy; `kv.cache` does what it says
-as far as that can be done, and when nobody could go on otherwise it revokes leases that a policy would keep.
+lacks some, and which come back first when there is room; and it is told how long tools took. It holds no page and starts no
+copy; `kv.cache` does what it says as far as that can be done, and when nobody could go on otherwise it revokes leases that a
+policy would keep.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from agentrt.core.spec import EngineSpec
 from agentrt.engine.kv.lease import State
+from agentrt.engine.kv.rates import Rates
 
 Kind = Literal["cache", "keep", "park", "drop"]
 """Let it be, revocable; pin it; save it on the host, then give up its pages; give them up."""
@@ -60,6 +61,8 @@ class PoolView(NamedTuple):
     """Pages that somebody lacks beyond the available ones."""
     is_stuck: bool = False
     """Nobody can go on without them."""
+    rates: Rates = Rates()
+    """What computing and copying cost."""
 
 
 class Action(NamedTuple):
@@ -78,6 +81,9 @@ class Policy(Protocol):
 
     def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
         """As a tool starts. Asked for each pause, so it must not cost more than microseconds."""
+
+    def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
+        """Its tool has ended after `lease.elapsed` seconds; if it `is_cut`, it was ended and would have taken longer."""
 
     def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
         """Leases to park or drop, first those that go first; enough of them for `pool.lacking`, if there are.
@@ -99,16 +105,17 @@ class Lru:
         """Leaves it as it is."""
         return "cache"
 
+    def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
+        """Learns nothing."""
+
     def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
         """In the order given, but filtered episodes first and those whose turn waits last, the youngest of them first."""
-        order = sorted(
-            leases, key=lambda lease: (lease.is_wanted, not lease.is_filtered, -lease.number * lease.is_wanted)
-        )
-        return _enough(order, pool, "park" if self.uses_host else "drop")
+        kind: Kind = "park" if self.uses_host else "drop"
+        return enough(((lease, kind) for lease in in_order_of_use(leases)), pool)
 
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """Whose turn waits; then by the end that tools foretell; then as they paused."""
-        return [lease.slot for lease in sorted(leases, key=_soonest)]
+        return [lease.slot for lease in sorted(leases, key=soonest)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +129,12 @@ class FixedTtl:
         """Pins it."""
         return "keep"
 
+    def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
+        """Learns nothing."""
+
     def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
         """Expired pins and unpinned leases as `Lru`; if nobody can go on, pins too, those of the latest opened first."""
-        pinned = [lease for lease in leases if self._is_pinned(lease)]
-        actions = Lru(self.uses_host).make_room([lease for lease in leases if not self._is_pinned(lease)], pool)
-        if pool.is_stuck:
-            latest_first = sorted(pinned, key=lambda lease: -lease.number)
-            actions += _enough(latest_first, pool, "park" if self.uses_host else "drop")
-        return actions
+        return unpinned_first(leases, self._is_pinned, pool, "park" if self.uses_host else "drop")
 
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """As `Lru`."""
@@ -139,21 +144,10 @@ class FixedTtl:
         return lease.state is State.PINNED and lease.elapsed < self.seconds
 
 
-def make_policy(spec: EngineSpec) -> Policy:
-    """The one that `spec.kv_policy` names."""
-    match spec.kv_policy:
-        case "lru":
-            return Lru()
-        case "lru_drop":
-            return Lru(uses_host=False)
-        case "ttl":
-            return FixedTtl(spec.kv_ttl_seconds)
-
-
-def _enough(order: Sequence[LeaseView], pool: PoolView, kind: Kind) -> list[Action]:
-    """`kind` for as many leases, in this order, as free the pages that are lacking."""
+def enough(choices: Iterable[tuple[LeaseView, Kind]], pool: PoolView) -> list[Action]:
+    """As many of these, in this order, as free the pages that are lacking."""
     actions, freed = [], 0
-    for lease in order:
+    for lease, kind in choices:
         if freed >= pool.lacking:
             break
         actions.append(Action(lease.slot, kind))
@@ -161,5 +155,23 @@ def _enough(order: Sequence[LeaseView], pool: PoolView, kind: Kind) -> list[Acti
     return actions
 
 
-def _soonest(lease: LeaseView) -> tuple[bool, float, float]:
+def in_order_of_use(leases: Sequence[LeaseView]) -> list[LeaseView]:
+    """As given, but filtered episodes first and those whose turn waits last, the youngest of them first."""
+    return sorted(leases, key=lambda lease: (lease.is_wanted, not lease.is_filtered, -lease.number * lease.is_wanted))
+
+
+def unpinned_first(
+    leases: Sequence[LeaseView], is_pinned: Callable[[LeaseView], bool], pool: PoolView, kind: Kind
+) -> list[Action]:
+    """Give up what is not pinned, in order of use; if nobody can go on, the pinned too, those of the latest opened first."""
+    free = in_order_of_use([lease for lease in leases if not is_pinned(lease)])
+    actions = enough(((lease, kind) for lease in free), pool)
+    if pool.is_stuck:
+        latest_first = sorted(filter(is_pinned, leases), key=lambda lease: -lease.number)
+        actions += enough(((lease, kind) for lease in latest_first), pool)
+    return actions
+
+
+def soonest(lease: LeaseView) -> tuple[bool, float, float]:
+    """Whose turn waits; then by the end that tools foretell; then as they paused."""
     return not lease.is_wanted, float("inf") if lease.eta is None else lease.eta, -lease.elapsed

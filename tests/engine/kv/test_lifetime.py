@@ -141,7 +141,7 @@ def test_without_a_host_it_is_computed_again() -> None:
     assert a.said == unlimited([prompt(0), [1, 1]])
 
 
-@pytest.mark.parametrize("policy", ["lru", "lru_drop", "ttl"])
+@pytest.mark.parametrize("policy", ["lru", "lru_drop", "ttl", "priced", "cache_ttl", "infercept"])
 @pytest.mark.parametrize("host_pages", [0, 9, 64])
 def test_150_rounds_are_those_of_an_unlimited_pool(policy: KVPolicy, host_pages: int) -> None:
     """Row 21's canary: five conversations over pages for two, 150 rounds in all, late copies: ids and logprob bits."""

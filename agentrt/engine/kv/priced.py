@@ -1,0 +1,117 @@
+"""`Priced`: keep, park or drop, whichever costs the run the least engine time. Pure.
+
+All prices are in seconds of the engine's work lost to everybody. A lease has C ids, U of them unshared; its tool goes on for T
+more seconds, of which the distribution is known (`kv.tooltime`). A token of a full pool that is held for a second costs lambda:
+the share of the pool that it is, times the share of a step that one more sequence would get for nothing.
+
+    keep for t    lambda U E[min(T, t)], then P(T > t) times the cheaper of
+    park          (lambda U + INTERFERENCE) (t_out + t_in), with t_out = 0 where the copy is made already
+    drop          prefill(C - U, U) (1 + lambda U / 2)
+
+Dividing by lambda U turns each into seconds of holding; the lease is kept for the t that is best, and if that is none, given
+up. Nothing is decided before somebody lacks pages, since until then lambda is 0; from then on everything is decided anew
+each time, by what tools have said and by how long they have run.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentrt.engine.kv.policy import Action, Kind, LeaseView, PoolView, enough
+from agentrt.engine.kv.rates import Rates
+from agentrt.engine.kv.tooltime import Remaining, ToolTimes
+
+INTERFERENCE = 0.02
+"""Of the time of a copy, lost by what is computed beside it: the share of the memory's speed that a link has."""
+HOLDS = (0.05, 0.2, 1.0, 5.0, 30.0)
+"""Seconds for which keeping is considered. Afterwards it is considered again."""
+NEXT_HOLD = HOLDS[0]
+LAST_MEMBER = 1.0
+"""How much more it costs to give up the last member of a group: the whole group waits for it. Shared by those left."""
+
+
+class GiveUp(NamedTuple):
+    """The cheapest way to give up a lease's pages, and what that costs, in seconds of the engine."""
+
+    kind: Kind
+    seconds: float
+
+
+def memory_price(pool: PoolView) -> float:
+    """Lambda: what it costs to hold one id's KV for a second. 0 while nobody lacks pages."""
+    if not (pool.lacking or pool.waiting):
+        return 0.0
+    return pool.rates.fixed_share / (pool.pages * pool.page_size)
+
+
+def give_up(lease: LeaseView, rates: Rates, price: float, *, has_host: bool) -> GiveUp:
+    """The cheaper of parking and dropping. Without a measure of prefill, what can be parked is."""
+    drop, copy = rates.prefill(lease.tokens - lease.unshared, lease.unshared), rates.copying(lease.unshared)
+    if copy is None or not (lease.is_saved or has_host):
+        return GiveUp("drop", 0.0 if drop is None else drop * (1 + price * lease.unshared / 2))
+    moved = copy if lease.is_saved else 2 * copy
+    park = moved * (price * lease.unshared + INTERFERENCE)
+    if drop is not None and drop * (1 + price * lease.unshared / 2) < park:
+        return GiveUp("drop", drop * (1 + price * lease.unshared / 2))
+    return GiveUp("park", park)
+
+
+def holding_costs_more(remaining: Remaining, worth: float) -> float:
+    """By how many seconds of holding it is dearer to keep a lease than to give it up now; negative if it is cheaper.
+
+    `worth` is what giving it up costs, as seconds of holding it. Where no time of keeping is worth its price, this is the
+    price of waiting `NEXT_HOLD` seconds: the more, the less likely its tool ends in that time.
+    """
+    return min(remaining.within(hold) + remaining.outlasts(hold) * worth for hold in HOLDS) - worth
+
+
+class Priced:
+    """Learns the times of tools from what it is told."""
+
+    uses_host = True
+
+    def __init__(self) -> None:
+        self.times = ToolTimes()
+
+    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+        """Leaves it: revocable at any time, which costs nothing while nobody lacks pages."""
+        return "cache"
+
+    def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
+        """Counts the call."""
+        self.times.add(lease.tool, lease.arguments, lease.elapsed, is_cut=is_cut)
+
+    def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
+        """Those whose keeping costs more than giving them up, the worst first; all, if nobody can go on otherwise.
+
+        Turns that wait to be let in go last, the youngest of them first; filtered episodes go first.
+        """
+        price = memory_price(pool)
+        ranked = []
+        for lease in leases:
+            way = give_up(lease, pool.rates, price, has_host=pool.host_free > lease.unshared // pool.page_size)
+            excess = self._excess(lease, way, price)
+            if pool.is_stuck or excess > 0:
+                ranked.append((lease.is_wanted, -lease.number if lease.is_wanted else -excess, lease, way.kind))
+        ranked.sort(key=lambda item: item[:2])
+        return enough(((lease, kind) for *_, lease, kind in ranked), pool)
+
+    def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
+        """Whose turn waits, in the order they were opened; then those most likely to be back by the time they are here."""
+        return [lease.slot for lease in sorted(leases, key=lambda lease: self._return_key(lease, pool.rates))]
+
+    def _excess(self, lease: LeaseView, way: GiveUp, price: float) -> float:
+        if lease.is_wanted or not price or not lease.unshared:
+            return NEXT_HOLD
+        if lease.is_filtered:
+            return 2 * NEXT_HOLD
+        worth = way.seconds * (1 + (LAST_MEMBER / lease.members_left if lease.members_left else 0.0))
+        return holding_costs_more(self._remaining(lease), worth / (price * lease.unshared))
+
+    def _return_key(self, lease: LeaseView, rates: Rates) -> tuple[bool, float]:
+        if lease.is_wanted:
+            return False, lease.number
+        copy = rates.copying(lease.unshared) or 0.0
+        return True, self._remaining(lease).outlasts(max(copy, NEXT_HOLD))
+
+    def _remaining(self, lease: LeaseView) -> Remaining:
+        return self.times.remaining(lease.tool, lease.arguments, lease.elapsed, eta=lease.eta, deadline=lease.deadline)

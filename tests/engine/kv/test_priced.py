@@ -1,0 +1,192 @@
+"""The priced decision on hand-calculated magnitudes of Qwen3 models on one device, and the published rules beside it."""
+
+import math
+from typing import Any
+
+import pytest
+
+from agentrt.engine.kv.baselines import CacheTtl, InferCept, best_ttl
+from agentrt.engine.kv.lease import State
+from agentrt.engine.kv.policy import LeaseView, PoolView
+from agentrt.engine.kv.priced import NEXT_HOLD, Priced, give_up, holding_costs_more, memory_price
+from agentrt.engine.kv.rates import ENOUGH_STEPS, Rates, StepCosts
+from agentrt.engine.kv.tooltime import UNKNOWN, Foretold, Measured
+
+KIB, GB = 1024, 1e9
+QWEN3_8B = Rates(31.3e-6, 1.325e-9, 1.0, 50 * GB, 144 * KIB)
+"""Recomputing costs 34 microseconds a token at 4k, 53 at 32k."""
+QWEN3_06B = Rates(2.0e-6, 0.51e-9, 1.0, 50 * GB, 112 * KIB)
+POOL = PoolView(16, 50_000, 0, 200_000, 200_000, waiting=1, lacking=1, rates=QWEN3_8B)
+"""800,000 tokens, all in use, and room on the host."""
+
+
+def lease(slot: int = 0, tokens: int = 32_768, **fields: Any) -> LeaseView:
+    given = {"state": State.CACHED, "unshared": tokens, "is_saved": False, "number": slot, "is_wanted": False}
+    return LeaseView(slot, tokens=tokens, **(given | fields))
+
+
+def test_what_a_recomputed_token_and_a_copied_one_cost() -> None:
+    assert QWEN3_8B.prefill(0, 4096) == pytest.approx(4096 * 34e-6, rel=0.01)
+    assert QWEN3_8B.prefill(0, 32_768) == pytest.approx(32_768 * 53e-6, rel=0.01)
+    assert QWEN3_8B.copying(32_768) == pytest.approx(0.0966, rel=0.001)
+
+
+def test_without_pressure_memory_costs_nothing() -> None:
+    assert memory_price(POOL._replace(waiting=0, lacking=0)) == 0.0
+    assert memory_price(POOL) == pytest.approx(1 / 800_000)
+    assert memory_price(POOL._replace(rates=QWEN3_8B._replace(fixed_share=0.25))) == pytest.approx(0.25 / 800_000)
+
+
+def test_park_wins_for_a_long_context() -> None:
+    """2 x 0.0966 s x (32,768 / 800,000 + 0.02), against 1.74 s of prefill."""
+    way = give_up(lease(), QWEN3_8B, 1 / 800_000, has_host=True)
+    assert way.kind == "park"
+    assert way.seconds == pytest.approx(2 * 0.0966 * (0.04096 + 0.02), rel=0.001)
+
+
+def test_a_copy_that_is_made_already_is_half_the_price() -> None:
+    way = give_up(lease(is_saved=True), QWEN3_8B, 1 / 800_000, has_host=False)
+    assert way.kind == "park"
+    assert way.seconds == pytest.approx(0.0966 * (0.04096 + 0.02), rel=0.001)
+
+
+def test_drop_wins_where_the_host_is_full() -> None:
+    way = give_up(lease(tokens=4096), QWEN3_8B, 1 / 800_000, has_host=False)
+    assert way.kind == "drop"
+    assert way.seconds == pytest.approx(4096 * 34e-6 * (1 + 4096 / 1_600_000), rel=0.01)
+
+
+def test_drop_wins_where_copies_are_slow_and_the_model_is_small() -> None:
+    """0.6B, 2,000 ids: 5 ms of prefill; at 0.2 GB/s copying both ways takes 2.3 s, of which 0.0225 are lost."""
+    slow = QWEN3_06B._replace(bytes_per_second=0.2 * GB)
+    assert give_up(lease(tokens=2000), slow, 1 / 800_000, has_host=True).kind == "drop"
+    assert give_up(lease(tokens=2000), QWEN3_06B, 1 / 800_000, has_host=True).kind == "park"
+
+
+def test_drop_wins_for_what_siblings_keep() -> None:
+    """Of 2,000 ids all but 16 are shared: computing those again is nothing."""
+    shared = lease(tokens=2000, unshared=16)
+    assert give_up(shared, QWEN3_8B._replace(bytes_per_second=0.01 * GB), 1 / 800_000, has_host=True).kind == "drop"
+
+
+def test_with_prefill_unknown_what_can_be_parked_is() -> None:
+    unknown = QWEN3_8B._replace(per_row=None)
+    assert give_up(lease(), unknown, 1 / 800_000, has_host=True).kind == "park"
+    assert give_up(lease(), unknown, 1 / 800_000, has_host=False).kind == "drop"
+
+
+@pytest.mark.parametrize(("eta", "kept"), [(0.05, True), (0.1, True), (1.0, False), (10.0, False)])
+def test_keep_wins_iff_the_tool_ends_before_both_copies(eta: float, kept: bool) -> None:
+    """Both copies of 32k take 0.193 s, and their interference as much as 0.094 s of holding: the break-even is 0.288 s."""
+    assert (Priced().make_room([lease(eta=eta, elapsed=0.1)], POOL) == []) == kept
+
+
+def test_holding_by_hand() -> None:
+    """Foretold in 2 s (1 to 4 s): holding it for 30 s costs its mean, 3 / ln 4 = 2.164 s."""
+    assert holding_costs_more(Foretold(2.0), 10.0) == pytest.approx(3 / math.log(4) - 10)
+    assert holding_costs_more(Foretold(2.0), 0.5) == pytest.approx(NEXT_HOLD)
+    assert holding_costs_more(Measured(UNKNOWN, 0.0), 1.0) < NEXT_HOLD
+
+
+def test_the_longest_paused_go_first_where_hazard_falls() -> None:
+    leases = [lease(0, elapsed=1.0), lease(1, elapsed=60.0), lease(2, elapsed=8.0)]
+    actions = Priced().make_room(leases, POOL._replace(lacking=5000))
+    assert [action.slot for action in actions] == [1, 2, 0]
+    assert {action.kind for action in actions} == {"park"}
+
+
+def test_learned_times_decide_between_tools() -> None:
+    policy = Priced()
+    for _ in range(100):
+        policy.on_resume(lease(tool="quick", elapsed=0.01), is_cut=False)
+        policy.on_resume(lease(tool="slow", elapsed=30.0), is_cut=False)
+    quick, slow = lease(0, tool="quick", elapsed=0.002), lease(1, tool="slow", elapsed=0.002)
+    assert [action.slot for action in policy.make_room([quick, slow], POOL._replace(lacking=9000))] == [1]
+
+
+def test_a_call_that_hangs_is_given_up_although_its_tool_is_quick() -> None:
+    policy = Priced()
+    for _ in range(100):
+        policy.on_resume(lease(tool="quick", elapsed=0.01), is_cut=False)
+    assert policy.make_room([lease(tool="quick", elapsed=20.0)], POOL)
+
+
+def test_filtered_first_and_waiting_turns_last() -> None:
+    leases = [
+        lease(0, elapsed=5.0), lease(1, is_wanted=True), lease(2, elapsed=0.01, is_filtered=True), lease(3, is_wanted=True)
+    ]  # fmt: skip
+    actions = Priced().make_room(leases, POOL._replace(lacking=9000))
+    assert [action.slot for action in actions] == [2, 0, 3, 1]
+
+
+def test_the_last_of_a_group_stays_longer() -> None:
+    """Break-even at 0.288 s of holding, twice that for the last member."""
+    alone, among = lease(0, eta=0.35, members_left=1), lease(1, eta=0.35, members_left=8)
+    actions = Priced().make_room([alone, among], POOL._replace(lacking=9000))
+    assert [action.slot for action in actions] == [1]
+
+
+def test_if_nobody_can_go_on_what_is_worth_keeping_goes_too() -> None:
+    stuck = POOL._replace(is_stuck=True)
+    assert [action.slot for action in Priced().make_room([lease(eta=0.05)], stuck)] == [0]
+
+
+def test_no_more_is_given_up_than_is_lacking() -> None:
+    leases = [lease(slot, tokens=160, elapsed=60.0) for slot in range(9)]
+    assert len(Priced().make_room(leases, POOL._replace(lacking=25))) == 3
+
+
+def test_waiting_turns_and_the_soonest_come_back_first() -> None:
+    parked = [lease(0, elapsed=100.0), lease(1, elapsed=0.5), lease(2, eta=0.02), lease(3, is_wanted=True)]
+    assert Priced().prefetch(parked, POOL) == [3, 2, 1, 0]
+
+
+def test_the_fit_finds_what_steps_cost() -> None:
+    """seconds = 0.004 + 30e-6 rows + 1e-9 row-keys + 2e-9 decode-keys."""
+    costs = StepCosts()
+    for step in range(200):
+        decodes, rows, start = step % 17 + 1, step % 5 * 300, step * 40
+        decode_keys, row_keys = decodes * 5000, rows * (start + rows / 2)
+        seconds = 0.004 + 30e-6 * (decodes + rows) + 1e-9 * row_keys + 2e-9 * decode_keys
+        costs.note([(5000, 1)] * decodes + ([(start, rows)] if rows else []), seconds)
+    rates = costs.rates(144 * KIB, 50 * GB)
+    assert rates.per_row == pytest.approx(30e-6, rel=1e-3)
+    assert rates.per_row_key == pytest.approx(1e-9, rel=1e-3)
+    assert 0.0 < rates.fixed_share < 1.0
+
+
+def test_nothing_is_known_of_a_few_steps() -> None:
+    costs = StepCosts()
+    for _ in range(ENOUGH_STEPS - 1):
+        costs.note([(0, 100)], 0.01)
+    assert costs.rates(1.0, 1.0).prefill(0, 100) is None
+
+
+def test_continuums_time_to_keep() -> None:
+    assert best_ttl([], math.e) == 1.0, "ln(value) before durations are known"
+    assert best_ttl([], 0.5) == 0.0
+    assert best_ttl([0.1, 0.1, 0.1, 9.0], 2.0) == 0.1, "3/4 x 2 - 0.1 against 1 x 2 - 9"
+    assert best_ttl([0.1, 0.1, 0.1, 1.0], 8.0) == 1.0, "8 - 1 against 6 - 0.1"
+    assert best_ttl([5.0], 2.0) == 0.0
+
+
+def test_continuum_pins_and_lets_go() -> None:
+    policy = CacheTtl()
+    rates = QWEN3_8B._replace(wait=1.0)
+    assert policy.on_pause(lease(number=7), POOL._replace(rates=rates)) == "keep"
+    ttl = math.log(1 + 0.0966)
+    assert policy.make_room([lease(number=7, elapsed=ttl - 0.01)], POOL) == []
+    assert policy.make_room([lease(number=7, elapsed=ttl + 0.01)], POOL)
+    assert policy.make_room([lease(number=7, elapsed=0.0)], POOL._replace(is_stuck=True))
+    assert policy.on_pause(lease(number=8), POOL) == "cache", "no wait: nothing is worth a pin"
+
+
+@pytest.mark.parametrize(("eta", "kept"), [(0.19, True), (0.2, False)])
+def test_infercept_swaps_what_takes_longer_than_both_copies(eta: float, kept: bool) -> None:
+    assert (InferCept().make_room([lease(eta=eta)], POOL) == []) == kept
+
+
+def test_infercept_drops_the_most_wasteful_where_it_cannot_swap() -> None:
+    full = POOL._replace(host_free=0, lacking=9000)
+    actions = InferCept().make_room([lease(0, eta=50.0), lease(1, eta=500.0), lease(2, eta=5.0)], full)
+    assert [(action.slot, action.kind) for action in actions] == [(1, "drop"), (0, "drop")]
