@@ -159,7 +159,7 @@ def test_with_a_zygote_its_calls_die_and_it_is_not_their_fault(launcher: Launche
     results: list[ToolResult] = []
     anyio.run(main)
     assert [result.outcome for result in results] == ["infra"]
-    assert alive("3605") == []
+    _wait_for(lambda: not alive("3605"))  # the kernel ends the members of a namespace after its first process
 
 
 def test_a_zygote_is_recycled(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
