@@ -13,6 +13,7 @@ from agentrt.cli.launch import INTERRUPTED
 from agentrt.cli.pull import pull
 from agentrt.cli.run import run
 from agentrt.cli.serve import serve
+from agentrt.cli.sim import sim
 from agentrt.cli.tools import app as tools
 from agentrt.core.errors import AgentrtError, UsageError
 
@@ -26,6 +27,7 @@ app.command()(serve)
 app.command()(describe)
 app.command()(init)
 app.command()(export)
+app.command()(sim)
 app.command()(pull)
 app.command()(doctor)
 app.add_typer(tools, name="tools")

@@ -209,19 +209,18 @@ class EngineCore:
             self._stand_by()
             return []
         self._totals.steps += 1
-        batch = build_batch(chunks)
-        logits_MV = self.runner.run(batch)
         shapes = [(sequence.lease.computed, count) for sequence, count in chunks]
+        readers, logits_MV = self._run(chunks)
         for sequence, count in chunks:
             self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
-        self._read(batch.readers, logits_MV)
-        finished = [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
+        self._read(readers, logits_MV)
+        finished = [sequence for sequence in dict.fromkeys(readers) if sequence.is_finished]
         for sequence in finished:
             self._leave(sequence)
         self._step_seconds = self.clock() - started
         self.cache.costs.note(shapes, self._step_seconds)
         if self.speculator and only_decodes:
-            self.speculator.gate.note_step(len(batch.token_ids_N), self._step_seconds)
+            self.speculator.gate.note_step(sum(count for _, count in chunks), self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished
@@ -341,6 +340,11 @@ class EngineCore:
             raise StallError(
                 f"{len(self.waiting)} sequences wait and {len(self.running)} run, but none can go on: {self.cache.describe()}"
             )
+
+    def _run(self, chunks: list[tuple[Sequence, int]]) -> tuple[list[Sequence], Logits]:
+        """Compute the chunks; whose rows are read, and their logits."""
+        batch = build_batch(chunks)
+        return batch.readers, self.runner.run(batch)
 
     def _read(self, readers: list[Sequence], logits_MV: Logits) -> None:
         """Sample from each row, or score the id after it."""

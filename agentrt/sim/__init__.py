@@ -1,0 +1,1 @@
+"""Whole runs in virtual time: traffic, a simulated device, and tables that compare policies."""

@@ -1,0 +1,72 @@
+"""What a simulation is asked to do."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from agentrt.core.spec import KVPolicy
+from agentrt.sim.traffic import Traffic
+
+
+class SimSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One cell: a device, a model, a link, traffic, a policy, and how much is asked of the pool."""
+
+    device: Literal["h200"] = "h200"
+    model: Literal["qwen3-0.6b", "qwen3-8b", "qwen3-32b"] = "qwen3-8b"
+    pool_tokens: int | None = None
+    """Ids that fit the pool; without it, what fits the device beside the model."""
+    link_gigabytes: float = 50.0
+    """A second, each way."""
+    host_share: float = 4.0
+    """The host's room, by the device's pool."""
+    phi: float = 2.0
+    """Oversubscription: live episodes times their mean context, by the ids that fit the pool."""
+    policy: KVPolicy = "priced"
+    ttl_seconds: float = 2.0
+    """Of the policy `ttl`."""
+    episodes: int = 1000
+    group_size: int = 8
+    seed: int = 0
+    page_size: int = 64
+    step_tokens: int = 2048
+    max_batch: int = 512
+    traffic: Traffic = Traffic()
+
+    def __post_init__(self) -> None:
+        for name in ("link_gigabytes", "phi", "episodes", "group_size", "page_size"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.host_share < 0:
+            raise ValueError(f"host_share must be 0 or more, not {self.host_share}; 0 means no host")
+
+    def with_(self, **changes: Any) -> "SimSpec":
+        """The same but for these."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class CellResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cell gave. Seconds are virtual, but for `real_seconds`."""
+
+    policy: str
+    phi: float
+    live: int
+    """Episodes alive at one time."""
+    episodes_per_hour: float
+    turn_p50: float
+    turn_p95: float
+    group_p50: float
+    """From a group's first start to its last end."""
+    group_p95: float
+    episodes: int
+    failed: int
+    turns: int
+    seconds: float
+    real_seconds: float
+    tokens_sampled: int
+    tokens_prefilled: int
+    tokens_reprefilled: int
+    preemptions: int
+    steps: int
+    kv: Mapping[str, float]
+    """The sums of the episodes' accounts: byte-seconds on the device and the host, while tools ran and at all."""

@@ -1,0 +1,99 @@
+"""Simulated runs: the roofline by hand, exact repeats, every policy on a pool that is far too small, in virtual time."""
+
+import json
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from typer.testing import CliRunner
+
+from agentrt.cli import app
+from agentrt.core.spec import KVPolicy
+from agentrt.engine.simulate import DEVICES, SHAPES, Roofline
+from agentrt.sim.cell import quantile, simulate
+from agentrt.sim.spec import CellResult, SimSpec
+from agentrt.sim.traffic import Traffic
+
+EIGHT = Roofline(DEVICES["h200"], SHAPES["qwen3-8b"])
+SHORT = Traffic(turns=(3.0, 0.3), sampled_tokens=(10.0, 0.5), result_tokens=(200.0, 0.5))
+SMALL = SimSpec(episodes=24, group_size=4, traffic=SHORT, page_size=32, pool_tokens=10_240, phi=4.0)
+
+
+def played(**changes: object) -> CellResult:
+    return simulate(SMALL.with_(**changes))
+
+
+def test_kv_of_the_models() -> None:
+    assert {name: shape.token_bytes // 1024 for name, shape in SHAPES.items()} == {
+        "qwen3-0.6b": 112, "qwen3-8b": 144, "qwen3-32b": 256
+    }  # fmt: skip
+    assert EIGHT.pool_tokens == 749_376
+
+
+def test_a_decode_step_is_bound_by_reads() -> None:
+    """16.4 GB of weights and 64 x 10,001 ids of KV at 3.84 TB/s, and a millisecond."""
+    read = 16.4e9 + 64 * 10_001 * 147_456
+    assert EIGHT.seconds([(10_000, 1)] * 64) == pytest.approx(0.001 + read / 3.84e12)
+
+
+def test_a_prompt_is_bound_by_arithmetic() -> None:
+    """2 x 8.2e9 a row and 589,824 a row and key, at 445 TFLOP/s: 39 microseconds a token at 4k."""
+    flops = 16.4e9 * 4096 + 589_824 * 4096 * 4097 / 2
+    assert EIGHT.seconds([(0, 4096)]) == pytest.approx(0.001 + flops / (0.45 * 989e12))
+    assert EIGHT.seconds([(0, 4096)]) / 4096 == pytest.approx(39.8e-6, rel=0.01)
+
+
+@pytest.mark.parametrize("host_share", [0.0, 4.0])
+@pytest.mark.parametrize("policy", get_args(KVPolicy))
+def test_every_policy_plays_all_episodes(policy: KVPolicy, host_share: float) -> None:
+    """With four times as many live episodes as fit. Every page is accounted for at the end of a cell."""
+    cell = played(policy=policy, host_share=host_share)
+    assert (cell.episodes, cell.failed) == (24, 0)
+    assert cell.live == 18
+    assert host_share or cell.tokens_reprefilled > 0, "without a host what was given up is computed again"
+
+
+def test_the_same_spec_gives_the_same_traffic_to_each_policy() -> None:
+    cells = [played(policy=policy) for policy in ("lru", "priced")]
+    assert cells[0].turns == cells[1].turns
+    assert cells[0].tokens_sampled == cells[1].tokens_sampled
+
+
+def test_lengths_are_those_asked_for() -> None:
+    traffic = Traffic()
+    tokens = sorted(traffic.turn_tokens(seed) for seed in range(2001))
+    assert 90 < tokens[1000] < 110, "the median is 100"
+    calls = [call for seed in range(300) for call in traffic.episode(seed).calls]
+    quick = sum(call.seconds < 1.0 for call in calls) / len(calls)
+    assert 0.81 < quick < 0.86, "86 % are quick, and of those 96 % take less than a second"
+
+
+def test_quantiles() -> None:
+    assert quantile([3.0, 1.0, 2.0, 4.0], 0.5) == 3.0
+    assert quantile([], 0.5) == 0.0
+
+
+def test_the_command_compares_policies(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        "pool_tokens = 10_240\ngroup_size = 4\n[traffic]\nturns = [2.0, 0.1]\nsampled_tokens = [5.0, 0.1]\n"
+    )
+    options = ["sim", str(spec), "--episodes", "8", "--policies", "lru,priced", "--phi", "1,2", "--json"]
+    result = CliRunner().invoke(app, options, catch_exceptions=False)
+    cells = json.loads(result.stdout.splitlines()[-1])["cells"]
+    assert [(cell["phi"], cell["policy"]) for cell in cells] == [
+        (1.0, "lru"), (1.0, "priced"), (2.0, "lru"), (2.0, "priced")
+    ]  # fmt: skip
+    assert "priced" in result.stdout
+
+
+def test_a_wrong_spec_is_one_sentence(tmp_path: Path) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text("episode = 8\n")
+    result = CliRunner().invoke(app, ["sim", str(spec)])
+    assert "unknown key episode; did you mean 'episodes'?" in str(result.exception)
+
+
+def test_an_unknown_policy_is_named() -> None:
+    result = CliRunner().invoke(app, ["sim", "--policies", "fifo"])
+    assert "there is no policy 'fifo'" in str(result.exception)
