@@ -10,6 +10,7 @@ from agentrt.cli.eval import evaluate
 from agentrt.cli.export import export
 from agentrt.cli.init import init
 from agentrt.cli.launch import INTERRUPTED
+from agentrt.cli.mismatch import mismatch
 from agentrt.cli.pull import pull
 from agentrt.cli.run import run
 from agentrt.cli.serve import serve
@@ -28,6 +29,7 @@ app.command()(describe)
 app.command()(init)
 app.command()(export)
 app.command()(sim)
+app.command()(mismatch)
 app.command()(pull)
 app.command()(doctor)
 app.add_typer(tools, name="tools")

@@ -36,6 +36,8 @@ class KVUsage(msgspec.Struct, frozen=True, kw_only=True):
     tool_host_byte_seconds: float = 0.0
     reprefilled_tokens: int = 0
     """Ids computed again although their KV was there once."""
+    restored_tokens: int = 0
+    """Ids whose KV came back from the host."""
     wait_seconds: float = 0.0
     """That the turn waited for KV to come back from the host."""
 

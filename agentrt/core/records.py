@@ -92,6 +92,10 @@ class TurnRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Steps that verified a draft; `drafted_tokens` and `accepted_tokens` are the ids of those drafts, and what stood."""
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    oldest_kv: int | None = None
+    """As in `Completion`, and the next two as in `KVUsage`."""
+    reprefilled_tokens: int = 0
+    restored_tokens: int = 0
     top_logprobs: list[dict[int, float]] = []
     """As in `Completion`, of the ids `[start, end)`; empty unless `sampling.top_logprobs` asked for them."""
 

@@ -9,7 +9,7 @@ from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.engine.model.decoder import Decoder
-from agentrt.engine.model.loader import load_model
+from agentrt.engine.model.loader import LoadedModel, load_model
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
 from agentrt.engine.step import EngineCore
@@ -21,9 +21,25 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
     Ids of the output layer that the tokenizer does not know are masked before sampling.
     """
     loaded = load_model(folder, _checked_device(spec.device))
+    return _service(folder, tokenizer, loaded, _runner(loaded.decoder, spec), spec)
+
+
+def reference_engine(folder: Path, tokenizer: Tokenizer, kv_tokens: int) -> EngineService:
+    """An engine to judge others by: the operations by their definition, on the CPU, all in float32.
+
+    It neither speculates nor has a host tier. `kv_tokens` is the room for KV, in whole pages; else as `local_engine`.
+    """
+    spec = EngineSpec(kv_tokens=kv_tokens, host_tokens=0)
+    loaded = load_model(folder, ops="reference")
+    return _service(folder, tokenizer, loaded, ModelRunner(loaded.decoder, spec), spec)
+
+
+def _service(
+    folder: Path, tokenizer: Tokenizer, loaded: LoadedModel, runner: ModelRunner, spec: EngineSpec
+) -> EngineService:
     decoder = loaded.decoder
     vocab_size = min(tokenizer.vocab_size, decoder.vocab_size)
-    core = EngineCore(_runner(decoder, spec), spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
+    core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
     info = EngineInfo(
         model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
     )

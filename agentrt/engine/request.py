@@ -23,9 +23,7 @@ def check_request(
     context = held + len(observed_ids)
     if context == 0:
         raise RequestError("observed_ids is empty and the session has no ids yet: there is nothing to continue")
-    if observed_ids and not (min(observed_ids) >= 0 and max(observed_ids) < bounds.vocab_size):
-        wrong = next(token_id for token_id in observed_ids if not 0 <= token_id < bounds.vocab_size)
-        raise RequestError(f"observed_ids holds {wrong}, and this model's ids are 0 to {bounds.vocab_size - 1}")
+    check_ids("observed_ids", observed_ids, bounds)
     if max_tokens < 1:
         raise RequestError(f"max_tokens is {max_tokens}; it must be 1 or more")
     if params.min_tokens > max_tokens:
@@ -45,3 +43,10 @@ def check_request(
         raise RequestError(
             f"context ({context} ids) and max_tokens ({max_tokens}) exceed engine.kv_tokens ({bounds.kv_tokens}); raise it"
         )
+
+
+def check_ids(name: str, ids: Sequence[int], bounds: Bounds) -> None:
+    """Raise `RequestError` unless the model knows all `ids`; `name` is what they are in the message."""
+    if ids and not (min(ids) >= 0 and max(ids) < bounds.vocab_size):
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < bounds.vocab_size)
+        raise RequestError(f"{name} holds {wrong}, and this model's ids are 0 to {bounds.vocab_size - 1}")

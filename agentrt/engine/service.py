@@ -34,7 +34,7 @@ from agentrt.core.protocol import (
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, Ids, Tokens
 from agentrt.engine.kv.lease import Lease
-from agentrt.engine.request import Bounds, check_request
+from agentrt.engine.request import Bounds, check_ids, check_request
 from agentrt.engine.sequence import Sequence as EngineSequence
 from agentrt.engine.step import EngineCore, Update
 
@@ -275,7 +275,7 @@ class LocalSession:
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
         assert self._is_open, "a session is scored from inside its `with`"
         check_request(observed_ids, len(self._tokens), params, len(scored_ids), self._service.bounds)
-        check_request(scored_ids, len(self._tokens) + len(observed_ids), params, 1, self._service.bounds)
+        check_ids("scored_ids", scored_ids, self._service.bounds)
         self._tokens.observe([*observed_ids, *scored_ids])
         sequence = EngineSequence(
             tokens=self._tokens, params=params, num_scored=len(scored_ids), group=self._hints.group

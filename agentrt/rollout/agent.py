@@ -186,7 +186,8 @@ class Agent:
                 queue_seconds=completion.queue_seconds, prefill_seconds=completion.prefill_seconds,
                 decode_seconds=completion.decode_seconds, top_logprobs=completion.top_logprobs,
                 verifications=completion.verifications, drafted_tokens=completion.drafted_tokens,
-                accepted_tokens=completion.accepted_tokens,
+                accepted_tokens=completion.accepted_tokens, oldest_kv=completion.oldest_kv,
+                reprefilled_tokens=completion.kv.reprefilled_tokens, restored_tokens=completion.kv.restored_tokens,
             )
         )  # fmt: skip
         setup = self.episode.setup

@@ -9,7 +9,7 @@ import msgspec
 
 from agentrt.core.errors import UsageError
 from agentrt.core.protocol import Engine
-from agentrt.core.spec import RunSpec
+from agentrt.core.spec import RunSpec, SamplingParams
 from agentrt.env.chat.renderer import Renderer
 from agentrt.env.environment import Environment
 from agentrt.env.rubric import Rubric
@@ -40,8 +40,7 @@ class Setup:
         self.tools = {tool.name: tool for tool in environment.tools}
         if len(self.tools) != len(environment.tools):
             raise UsageError(f"{type(environment).__name__} has two tools with one name; rename one in its manifest")
-        stop_token_ids = tuple(dict.fromkeys((*spec.sampling.stop_token_ids, *renderer.stop_token_ids)))
-        self.params = msgspec.structs.replace(spec.sampling, stop_token_ids=stop_token_ids)
+        self.params = law_of_turns(spec, renderer)
         self.running: set[RunningEpisode] = set()
         """The episodes that run now, for displays."""
         self.scoring = anyio.CapacityLimiter(spec.max_scoring)
@@ -50,3 +49,9 @@ class Setup:
         self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(
             Sandbox, permits, allow_weak=spec.sandbox.allow_weak
         )
+
+
+def law_of_turns(spec: RunSpec, renderer: Renderer) -> SamplingParams:
+    """The law that turns are sampled from: the spec's, and the end ids of the renderer."""
+    stop_token_ids = tuple(dict.fromkeys((*spec.sampling.stop_token_ids, *renderer.stop_token_ids)))
+    return msgspec.structs.replace(spec.sampling, stop_token_ids=stop_token_ids)

@@ -44,7 +44,7 @@ class StoredRun(NamedTuple):
 def stored_run(path: Path) -> StoredRun:
     """Read the `run.toml` of a folder; `UsageError` if it is not one of ours."""
     if not (path / RUN).is_file():
-        raise UsageError(f"{path}: not a run folder (it has no {RUN}); --resume takes the folder of an earlier run")
+        raise UsageError(f"{path}: not a run folder (it has no {RUN}); give the folder of an earlier run")
     data = convert(load_toml(path / RUN), _RunFile, str(path / RUN))
     spec, limits = data.spec, data.spec.get("limits", {})
     if isinstance(limits, dict):

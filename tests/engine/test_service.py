@@ -192,6 +192,7 @@ async def test_leaving_the_engine_aborts_what_is_in_flight() -> None:
         SamplingParams(temperature=0.6),
         SamplingParams(temperature=0.0),
         SamplingParams(temperature=0.7, top_k=5, top_p=0.9, repetition_penalty=1.2, frequency_penalty=0.3),
+        SamplingParams(min_tokens=2, stop_token_ids=(7,)),
     ],
 )
 async def test_scoring_gives_what_sampling_recorded(params: SamplingParams, rows: int) -> None:
@@ -206,6 +207,20 @@ async def test_scoring_gives_what_sampling_recorded(params: SamplingParams, rows
                 assert scores.tolist() == pytest.approx(sampled.logprobs.tolist(), abs=1e-6)
                 more = await again.sample([3], params, max_tokens=2)
                 assert more.cached_tokens == 31
+
+
+async def test_scoring_to_the_very_end_of_the_context() -> None:
+    async with service() as engine:
+        most = engine.bounds.context_length
+        with engine.session(seed=1) as session:
+            sampled = await session.sample([1] * (most - 4), PARAMS, max_tokens=4)
+        with engine.session(salt="apart") as again:
+            assert await again.score([1] * (most - 4), sampled.token_ids, PARAMS) == sampled.logprobs
+        with (
+            engine.session() as other,
+            pytest.raises(RequestError, match="scored_ids holds 10000, and this model's ids"),
+        ):
+            await other.score([1], [10_000], PARAMS)
 
 
 async def test_raw_logprobs_and_the_kept_mass_join_to_the_tempered_law() -> None:

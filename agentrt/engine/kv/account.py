@@ -8,7 +8,7 @@ class Meter:
 
     __slots__ = (
         "_device", "_host", "_paused_at", "_since", "_tool_device", "_tool_host", "device_bytes", "host_bytes", "reprefilled",
-        "wait",
+        "restored", "wait",
     )  # fmt: skip
 
     def __init__(self, now: float) -> None:
@@ -16,6 +16,8 @@ class Meter:
         """Held now; what several leases hold is divided among them."""
         self.reprefilled = 0
         """Ids computed again whose KV was there once."""
+        self.restored = 0
+        """Ids whose KV came back from the host."""
         self.wait = 0.0
         """Seconds that turns waited for copies from the host."""
         self._since = now
@@ -46,8 +48,9 @@ class Meter:
         self.charge(now)
         usage = KVUsage(
             device_byte_seconds=self._device, host_byte_seconds=self._host, tool_device_byte_seconds=self._tool_device,
-            tool_host_byte_seconds=self._tool_host, reprefilled_tokens=self.reprefilled, wait_seconds=self.wait,
+            tool_host_byte_seconds=self._tool_host, reprefilled_tokens=self.reprefilled,
+            restored_tokens=self.restored, wait_seconds=self.wait,
         )  # fmt: skip
         self._device = self._host = self._tool_device = self._tool_host = self.wait = 0.0
-        self.reprefilled = 0
+        self.reprefilled = self.restored = 0
         return usage

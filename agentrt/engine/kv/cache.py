@@ -427,6 +427,7 @@ class KVCache:
         lease.computed = len(lease.pages) * self.page_size
         assert lease.anchor is not None
         self.tree.adopt(lease.anchor, lease.table)
+        lease.meter.restored += len(job.pages(DEVICE, 0)) * self.page_size
         if lease.is_running:
             lease.meter.wait += self.clock() - lease.resumed
         else:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import ModelConfig, load_config
-from agentrt.engine.model.decoder import Decoder, expected_shapes, ops_for
+from agentrt.engine.model.decoder import Decoder, OpsName, expected_shapes, ops_for
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -33,18 +33,18 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def load_model(folder: Path, device: str = "cpu") -> LoadedModel:
+def load_model(folder: Path, device: str = "cpu", ops: OpsName | None = None) -> LoadedModel:
     """Read the model in `folder` to `device`; a `UsageError` of one sentence if it cannot be.
 
-    On the CPU the compiled operations are used, elsewhere the references.
+    Without `ops`, the operations are those of the device.
     """
     config = load_config(folder)
     weights = read_weights(folder, config)
     model_hash = hash_weights(weights)
     # A copy even where nothing changes: memory mapped from a file need not be aligned as torch's own is.
-    ops, dtype = ops_for(torch.device(device))
+    own_ops, dtype = ops_for(torch.device(device))
     on_device = {name: tensor.to(device, dtype, copy=True) for name, tensor in weights.items()}
-    return LoadedModel(Decoder(config, on_device, ops), model_hash)
+    return LoadedModel(Decoder(config, on_device, ops or own_ops), model_hash)
 
 
 def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:

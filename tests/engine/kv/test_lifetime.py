@@ -586,5 +586,5 @@ def test_byte_seconds_by_hand() -> None:
     kv = a.sequence.kv
     assert (kv.tool_device_byte_seconds, kv.tool_host_byte_seconds) == (25.0, 35.0)
     assert (kv.device_byte_seconds, kv.host_byte_seconds) == (25.0, 35.0)
-    assert (kv.reprefilled_tokens, kv.wait_seconds) == (0, 0.0)
+    assert (kv.reprefilled_tokens, kv.restored_tokens, kv.wait_seconds) == (0, 10, 0.0)
     assert isinstance(a.lease, Lease)
