@@ -24,6 +24,8 @@ SAVE_ABOVE = 0.5
 """Of the device's pages in use: from there on, the pages of a turn that ended are saved while the link is idle."""
 COPY_SECONDS = 10.0
 """How long it waits for copies that hold the last pages there are."""
+CUT_SHARE = 0.01
+"""Of its time limit: a tool that ends this near it was ended by it. What is told of tools comes up to a step late."""
 HEADROOM = 0.125
 """Of the device's pages: prefetching leaves as many for those that run."""
 
@@ -338,7 +340,8 @@ class KVCache:
         if lease.pause is None:
             return False
         view = self._view(0, lease, self.clock())
-        self.policy.on_resume(view, is_cut=is_cut or (view.deadline is not None and view.deadline <= 0))
+        left = math.inf if view.deadline is None else view.deadline
+        self.policy.on_resume(view, is_cut=is_cut or (1 - CUT_SHARE) * left <= CUT_SHARE * view.elapsed)
         lease.meter.resume(self.clock())
         lease.pause = None
         return True

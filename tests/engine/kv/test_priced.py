@@ -1,14 +1,18 @@
 """The priced decision on hand-calculated magnitudes of Qwen3 models on one device, and the published rules beside it."""
 
 import math
+from array import array
 from typing import Any
 
 import pytest
 
 from agentrt.engine.kv.baselines import CacheTtl, InferCept, best_ttl
-from agentrt.engine.kv.lease import State
+from agentrt.engine.kv.cache import KVCache
+from agentrt.engine.kv.group import Group
+from agentrt.engine.kv.lease import Pause, State
 from agentrt.engine.kv.policy import LeaseView, PoolView
 from agentrt.engine.kv.priced import NEXT_HOLD, Priced, give_up, holding_costs_more, memory_price
+from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.rates import ENOUGH_STEPS, Rates, StepCosts
 from agentrt.engine.kv.tooltime import UNKNOWN, Foretold, Measured
 
@@ -139,6 +143,31 @@ def test_no_more_is_given_up_than_is_lacking() -> None:
 def test_waiting_turns_and_the_soonest_come_back_first() -> None:
     parked = [lease(0, elapsed=100.0), lease(1, elapsed=0.5), lease(2, eta=0.02), lease(3, is_wanted=True)]
     assert Priced().prefetch(parked, POOL) == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "deadline", "is_cut"),
+    [(19.99, 20.0, True), (20.01, 20.0, True), (15.0, 20.0, False), (500.0, None, False)],
+)
+def test_a_tool_that_ends_at_its_time_limit_was_cut(seconds: float, deadline: float | None, is_cut: bool) -> None:
+    told = []
+
+    class Told(Priced):
+        def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
+            told.append((lease.tool, lease.elapsed, is_cut))
+
+    now = [100.0]
+    cache = KVCache([Group(8)], 2, policy=Told(), clock=lambda: now[0])
+    one = cache.open(Namespace(0))
+    cache.resume(one, array("i", [1, 2]), 1)
+    cache.suspend(one, array("i", [1, 2]))
+    cache.pause(one, Pause("tool", "", now[0], None if deadline is None else now[0] + deadline))
+    now[0] += seconds
+    cache.unpause(one)
+    assert told == [("tool", pytest.approx(seconds), is_cut)]
+    cache.pause(one, Pause("tool", "", now[0], None))
+    cache.close(one)
+    assert told[1] == ("tool", 0.0, True), "the episode ended before its tool"
 
 
 def test_the_fit_finds_what_steps_cost() -> None:
