@@ -54,8 +54,12 @@ async def latency(call: Call, calls: int = CALLS) -> str:
 
 
 async def throughput(call: Call) -> tuple[float, float]:
-    """Calls a second at `IN_FLIGHT`, and the longest time that the loop stood still meanwhile."""
-    stall, total = 0.0, CALLS * 5 // 2
+    """Calls a second of `IN_FLIGHT` callers, and the longest time that the loop stood still meanwhile."""
+    stall, each = 0.0, CALLS * 5 // 2 // IN_FLIGHT
+
+    async def caller() -> None:
+        for _ in range(each):
+            await call()
 
     async def tick() -> None:
         nonlocal stall
@@ -68,9 +72,9 @@ async def throughput(call: Call) -> tuple[float, float]:
         ticking.start_soon(tick)
         started = time.perf_counter()
         async with anyio.create_task_group() as calls:
-            for _ in range(total):
-                calls.start_soon(call)
-        rate = total / (time.perf_counter() - started)
+            for _ in range(IN_FLIGHT):
+                calls.start_soon(caller)
+        rate = each * IN_FLIGHT / (time.perf_counter() - started)
         ticking.cancel_scope.cancel()
     return rate, stall
 
