@@ -237,7 +237,7 @@ class SimulatedEngine(EngineService):
                 finished = self.core.step()
                 await anyio.sleep(self._now.take())
                 self._finish(finished)
-        except Exception as error:
+        except Exception as error:  # a bug, of whatever kind: every request is told, and nobody waits for ever
             self._crash = error
             self._finish(list(self._waiting))
 
