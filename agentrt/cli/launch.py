@@ -64,21 +64,17 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
     model_folder = find_model(spec.model)
     tokenizer = Tokenizer.load(model_folder)
     renderer = renderer_for(model_folder, tokenizer)
-    engine: Engine
-    if spec.engine.urls:
-        engine = remote_engine(tokenizer, spec.engine)
-    else:
-        engine = load_engine(model_folder, tokenizer, spec.model, spec.engine)
-    if environment.tools:
-        _probe_sandbox(environment, spec)
-    folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, engine.info)
-    say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
-    setup = Setup(environment=environment, engine=engine, renderer=renderer, spec=spec)
-    started = time.perf_counter()
-    with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
-        sys.setswitchinterval(SWITCH_SECONDS)
-        attempts, is_interrupted = anyio.run(_roll_out, setup, spec, folder, progress)
-    seconds = time.perf_counter() - started
+    with engine_for(model_folder, tokenizer, spec.model, spec.engine) as engine:
+        if environment.tools:
+            _probe_sandbox(environment, spec)
+        folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, engine.info)
+        say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
+        setup = Setup(environment=environment, engine=engine, renderer=renderer, spec=spec)
+        started = time.perf_counter()
+        with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
+            sys.setswitchinterval(SWITCH_SECONDS)
+            attempts, is_interrupted = anyio.run(_roll_out, setup, spec, folder, progress)
+        seconds = time.perf_counter() - started
     if not attempts and not is_interrupted:
         say("this run is complete: nothing was left to do")
     return Launched(folder, attempts, is_interrupted, seconds)
@@ -91,9 +87,26 @@ def named_by(environment: str, prefix: str = "") -> Path:
     return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
+@contextmanager
+def engine_for(model_folder: Path, tokenizer: Tokenizer, model: str, spec: EngineSpec) -> Iterator[Engine]:
+    """The engine that a spec asks for, to be entered within the block: here, in processes of its own, or on servers."""
+    if spec.engines > 1:
+        from agentrt.engine.remote.spawn import spawned  # as below
+
+        with spawned(model, spec) as there:
+            yield remote_engine(tokenizer, there)
+    elif spec.urls:
+        yield remote_engine(tokenizer, spec)
+    else:
+        yield load_engine(model_folder, tokenizer, model, spec)
+
+
 def remote_engine(tokenizer: Tokenizer, spec: EngineSpec) -> Engine:
     """The engine over the servers of `spec`, of which each has said what it can do."""
-    from agentrt.engine.remote.engine import RemoteEngine  # here, because it needs the extra
+    try:
+        from agentrt.engine.remote.engine import RemoteEngine  # here, because it needs the extra
+    except ModuleNotFoundError as error:
+        raise UsageError(f"engines on servers need {error.name}: pip install 'agentrt[remote]'") from None
 
     try:
         api_key = Path(spec.api_key_file).read_text(encoding="utf-8").strip() if spec.api_key_file else ""

@@ -1,6 +1,7 @@
 """`agentrt serve`: a model behind OpenAI's API, which records what its clients do in sessions."""
 
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -11,7 +12,7 @@ import anyio
 import typer
 
 from agentrt.cli.console import say
-from agentrt.cli.launch import SWITCH_SECONDS, load_engine
+from agentrt.cli.launch import SWITCH_SECONDS, engine_for
 from agentrt.core import seeds
 from agentrt.core.errors import UsageError
 from agentrt.core.models import find_model
@@ -43,6 +44,9 @@ def serve(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A folder; sessions are appended to its trajectories.jsonl.")
     ] = None,
+    sock: Annotated[
+        int | None, typer.Option("--socket", hidden=True, help="A descriptor that listens; ends with standard input.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the recorded sessions.  \\[default: a fresh one]")] = None,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the engine's spec; repeatable.")
@@ -63,19 +67,23 @@ def serve(
     spec, keys = convert(override({}, assignments or []), EngineSpec, "--set"), _keys(api_keys)
     _require_extra()
     from agentrt.serve.endpoint import Endpoint  # here, because it needs the extra
+    from agentrt.serve.server import listening
 
     folder = find_model(model)
     tokenizer = Tokenizer.load(folder)
     renderer = renderer_for(folder, tokenizer)
-    engine = load_engine(folder, tokenizer, model, spec)
-    endpoint = Endpoint(engine, renderer, model=model, room=min(engine.info.context_length, spec.kv_tokens))
     with ExitStack() as stack:
+        own = socket.socket(fileno=sock) if sock is not None else listening(host, port)
+        stack.enter_context(own)
+        engine = stack.enter_context(engine_for(folder, tokenizer, model, spec))
+        endpoint = Endpoint(engine, renderer, model=model, room=min(engine.info.context_length, spec.kv_tokens))
         write: Callable[[EpisodeRecord], None] = _forget
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
             write = stack.enter_context(Appender[EpisodeRecord](output / TRAJECTORIES)).append
         sys.setswitchinterval(SWITCH_SECONDS)
-        anyio.run(_serve, engine, endpoint, write, seeds.fresh() if seed is None else seed, (host, port), keys)
+        run_seed = seeds.fresh() if seed is None else seed
+        anyio.run(_serve, engine, endpoint, write, run_seed, own, keys, sock is not None)
 
 
 async def _serve(
@@ -83,33 +91,36 @@ async def _serve(
     endpoint: "Endpoint",
     write: Callable[[EpisodeRecord], None],
     seed: int,
-    address: tuple[str, int],
+    sock: socket.socket,
     keys: dict[str, str],
+    is_child: bool,
 ) -> None:
-    """Until a signal comes."""
+    """Until a signal comes; for whoever started it as a child, until standard input ends."""
     from agentrt.serve.app import Served
     from agentrt.serve.recording import Recordings
-    from agentrt.serve.server import listening, serving
+    from agentrt.serve.server import serving
 
-    with listening(*address) as sock:
-        async with engine:
-            with Recordings(engine, endpoint.renderer, write, seed=seed, max_sessions=MAX_SESSIONS) as recordings:
-                async with serving(Served(endpoint, recordings, keys).app(), sock):
-                    say(f"{endpoint.model} at http://{address[0]}:{sock.getsockname()[1]}/v1, to end with Ctrl-C")
-                    await _until_signal(recordings)
+    async with engine:
+        with Recordings(engine, endpoint.renderer, write, seed=seed, max_sessions=MAX_SESSIONS) as recordings:
+            async with serving(Served(endpoint, recordings, keys).app(), sock), anyio.create_task_group() as group:
+                group.start_soon(_tidy, recordings)
+                if is_child:
+                    await anyio.wait_readable(sys.stdin)
+                else:
+                    host, port = sock.getsockname()[:2]
+                    say(f"{endpoint.model} at http://{host}:{port}/v1, to end with Ctrl-C")
+                    await _signal()
+                group.cancel_scope.cancel()
 
 
-async def _until_signal(recordings: "Recordings") -> None:
-    """Meanwhile sessions that nobody uses are ended."""
-    async with anyio.create_task_group() as group:
-        group.start_soon(_tidy, recordings)
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            async for _ in signals:
-                break
-        group.cancel_scope.cancel()
+async def _signal() -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            return
 
 
 async def _tidy(recordings: "Recordings") -> None:
+    """End the sessions that nobody uses, now and then."""
     while True:
         await anyio.sleep(TIDY_SECONDS)
         recordings.end_idle()

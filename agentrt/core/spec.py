@@ -126,6 +126,9 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Servers that run the model (`agentrt serve`, vLLM, SGLang, others that return token ids). The rest is theirs then."""
     api_key_file: str = ""
     """A file that holds the servers' API key. The key itself is kept out of run.toml."""
+    engines: int = 1
+    """So many of them on this machine, each in a process of its own and, on `cuda`, on a GPU of its own; turns are placed
+    as on servers. The rest is what each of them has."""
     device: str = "cpu"
     page_size: int = 16
     """Tokens in one page of KV."""
@@ -153,9 +156,13 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Ids that are proposed at a time, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("page_size", "kv_tokens", "max_batch", "step_tokens", "draft_length"):
+        for name in ("engines", "page_size", "kv_tokens", "max_batch", "step_tokens", "draft_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be above 0, not {getattr(self, name)}")
+        if self.engines > 1 and self.urls:
+            raise ValueError(
+                "engine.engines starts engines on this machine and engine.urls names others; give one of them"
+            )
         if self.host_tokens != "auto" and self.host_tokens < 0:
             raise ValueError(f"engine.host_tokens must be 0 or more, not {self.host_tokens}; 0 means no host tier")
         if not 0 <= self.kv_ttl_seconds < math.inf:

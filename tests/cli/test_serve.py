@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,18 +49,48 @@ def test_sprout_is_served_and_its_sessions_recorded(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_run_over_two_servers_gives_the_ids_of_a_run_over_none(tmp_path: Path) -> None:
-    """Sampled ids, logprobs to the bit, versions and rewards."""
+def test_a_run_over_two_engines_gives_the_ids_of_a_run_over_one(tmp_path: Path) -> None:
+    """Sampled ids, logprobs to the bit, versions and rewards; neither engine is left behind."""
     run = [sys.executable, "-m", "agentrt.cli", "run", "calculator", "--groups", "2", "--group-size", "2", "-o"]
-    with served() as first, served() as second:
-        subprocess.run([*run, str(tmp_path / "there"), "--engine", first, "--engine", second], check=True, timeout=400)
-    subprocess.run([*run, str(tmp_path / "here")], check=True, timeout=400)
-    here, there = (
+    two = subprocess.run(
+        [*run, str(tmp_path / "two"), "--set", "engine.engines=2"],
+        check=True,
+        timeout=400,
+        capture_output=True,
+        text=True,
+    )
+    subprocess.run([*run, str(tmp_path / "one")], check=True, timeout=400)
+    one_run, two_run = (
         {
             record.key: ([msgspec.structs.replace(branch, turns=[]) for branch in record.branches], record.reward)
             for record in read(tmp_path / name / "trajectories.jsonl", EpisodeRecord)
         }
-        for name in ("here", "there")
+        for name in ("one", "two")
     )
-    assert len(here) == 4
-    assert there == here
+    assert len(one_run) == 4
+    assert two_run == one_run
+    urls = [line.split(": agentrt, sprout, ")[0] for line in two.stderr.splitlines() if ": agentrt, sprout, " in line]
+    assert len(urls) == 2
+    for url in urls:
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+
+
+def test_an_engine_of_a_run_that_was_killed_ends_by_itself(tmp_path: Path) -> None:
+    """The pipe to its standard input ends with the process that holds it."""
+    code = (
+        "import sys, time; from agentrt.engine.remote.spawn import spawned; from agentrt.core.spec import EngineSpec\n"
+    )
+    code += "with spawned('sprout', EngineSpec()) as there: print(there.urls[0], flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        url = owner.stdout.readline().strip()
+        assert httpx.get(f"{url}/health", timeout=100).status_code == 200
+        owner.kill()
+    for _ in range(100):
+        try:
+            httpx.get(f"{url}/health", timeout=100)
+        except httpx.TransportError:
+            return
+        time.sleep(0.1)
+    pytest.fail("it runs on")

@@ -93,10 +93,10 @@ class RemoteEngine:
                 raise UsageError(f"{server.url} cannot be used: {error}") from error
             self.lines.append(server.capabilities.line(server.url))
         found = [server.capabilities for server in self.servers]
-        if len({one.logprobs_of for one in found}) > 1 or len({one.model for one in found}) > 1:
+        if len({(one.logprobs_of, one.model, one.model_hash) for one in found}) > 1:
             raise UsageError("the servers differ in model or in what their logprobs are of; use equal ones")
         self._info = EngineInfo(
-            model=found[0].model, model_hash="", vocab_size=self.tokenizer.vocab_size,
+            model=found[0].model, model_hash=found[0].model_hash, vocab_size=self.tokenizer.vocab_size,
             context_length=min(one.context_length for one in found), logprobs_of=found[0].logprobs_of,
         )  # fmt: skip
 

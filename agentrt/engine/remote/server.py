@@ -35,6 +35,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_of: LawOf
     says_version: bool
     says_cached: bool
+    model_hash: str = ""
+    """Empty if it does not say."""
     updates: tuple[str, ...] = ()
     """Calls that it has for new weights."""
 
@@ -81,7 +83,8 @@ class Server:
         law, says_cached = await self._probe_law()
         self.capabilities = Capabilities(
             kind=kind, model=name, context_length=context or 4096, logprobs_of=own.get("logprobs_of", law),
-            says_version=says_version, says_cached=says_cached, updates=UPDATES[kind],
+            says_version=says_version, says_cached=says_cached,
+            model_hash=own.get("model_hash", ""), updates=UPDATES[kind],
         )  # fmt: skip
         self._started = await self._start_time()
         self.is_lost = False

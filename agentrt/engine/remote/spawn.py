@@ -1,0 +1,82 @@
+"""`spawned`: several engines on this machine, each a process that serves one model to the process that started it.
+
+    here: listen ──► start, hand over the socket ──► forget the socket ──► ask at its address as of any server
+
+A server's socket listens before the server is there, so nobody has to find out its address or when it is ready: who asks
+early waits. It holds the only copy then, so that one that ends is noticed at once. It ends with its standard input, which
+is a pipe from here: when this process ends, however it does, so do its engines.
+"""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentrt.core.spec import EngineSpec
+
+END_SECONDS = 10.0
+"""How long a server may take to end before it is killed."""
+HERE = "127.0.0.1"
+
+
+@contextmanager
+def spawned(model: str, spec: EngineSpec, host: str = HERE) -> Iterator[EngineSpec]:
+    """Start the `spec.engines` servers of a model; the spec that asks them, with a key that nobody else has.
+
+    On `cuda` each has a GPU of its own. They end with the block.
+    """
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrt-key-")))
+        key = folder / "key"
+        key.write_text(secrets.token_urlsafe(32), encoding="utf-8")  # in a folder that is ours alone
+        urls = [stack.enter_context(_server(model, _own(spec, index), host, key)) for index in range(spec.engines)]
+        yield EngineSpec(urls=tuple(urls), api_key_file=str(key))
+
+
+@contextmanager
+def _server(model: str, spec: EngineSpec, host: str, key: Path) -> Iterator[str]:
+    with socket.create_server((host, 0), backlog=2048) as listening:
+        port, number = listening.getsockname()[1], listening.fileno()
+        command = [sys.executable, "-m", "agentrt.cli", "serve", model, "--socket", str(number), "--api-keys", str(key)]
+        process = subprocess.Popen(
+            [*command, *_assignments(spec)], stdin=subprocess.PIPE, pass_fds=[number], env=_variables(spec),
+            start_new_session=True,  # the terminal's Ctrl-C is for the run, which aborts what is in flight first
+        )  # fmt: skip
+    assert process.stdin is not None
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _own(spec: EngineSpec, index: int) -> EngineSpec:
+    """What the server of that number runs with."""
+    return msgspec.structs.replace(spec, device=f"cuda:{index}" if spec.device == "cuda" else spec.device)
+
+
+def _assignments(spec: EngineSpec) -> list[str]:
+    """The `--set` options for what differs from the defaults; JSON's numbers, bools and strings are TOML's."""
+    own: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(spec, engines=1))
+    usual = msgspec.to_builtins(EngineSpec())
+    changed = {name: value for name, value in own.items() if value != usual[name]}
+    return [part for name, value in changed.items() for part in ("--set", f"{name}={json.dumps(value)}")]
+
+
+def _variables(spec: EngineSpec) -> Mapping[str, str]:
+    """Its environment: unless it says otherwise, the engines share the cores."""
+    share = max(1, (os.cpu_count() or 1) // spec.engines)
+    return {"OMP_NUM_THREADS": str(share), "NUMBA_NUM_THREADS": str(share)} | os.environ
