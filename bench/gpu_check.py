@@ -2,22 +2,40 @@
 
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from gpu_model import DEVICE, DRY, DTYPE, Line, Peaks, model_config, seconds, step_of
+from gpu_agents import agents
+from gpu_model import DEVICE, DRY, DTYPE, Line, Peaks, seconds, step_of
 from gpu_steps import steps
 
-from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes
+from agentrt.engine.model.config import load_config
+from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.model.loader import read_weights
 
 ROOT = Path(__file__).parent.parent
 TESTS_SECONDS = 200
 COPIED = 1 << (14 if DRY else 32)
 PRODUCT = 64 if DRY else 8192
+SIZES: dict[str, Any] = {
+    "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}  # fmt: skip
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "Qwen3Moe": {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 6},
+    "DeepseekV3": {
+        "kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16,
+        "n_routed_experts": 6, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2,
+    },
+}  # fmt: skip
 
 
 def measure_peaks() -> Peaks:
@@ -49,31 +67,27 @@ def kernel_tests(_: Peaks) -> Iterator[Line]:
 
 @torch.inference_mode()
 def logits_against_transformers(_: Peaks) -> Iterator[Line]:
-    """A small random Qwen3, the same weights on both sides, in float32."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    """Small random models, the same weights on both sides, in float32."""
+    import transformers
 
-    config = model_config("0.6B", toy=True)
-    theirs = Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=config.vocab_size, hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
-            num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads, head_dim=config.head_dim,
-            num_key_value_heads=config.num_kv_heads, rms_norm_eps=config.norm_eps, tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        )
-    )  # fmt: skip
-    theirs = theirs.to(DEVICE).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, 0.0, 0.3)  # at transformers' own scale all logits are near 0
-    weights = theirs.state_dict()
-    ours = Decoder(config, {name: weights[name] for name in expected_shapes(config)}, "launch")
-    batch = step_of(2, 0, 20, 16, only_last=False)
-    (layout,) = ours.page_layouts(16)
-    kv = PagedKV(torch.zeros(batch.tables_GSP.size * layout.page_stride, device=DEVICE), layout)
-    ids_N, positions_N, table_of_N, tables_GSP, rows_M = (torch.from_numpy(array).to(DEVICE) for array in batch[:5])
-    found_NV = ours.forward(ids_N, positions_N, table_of_N, tables_GSP, [kv], rows_M)
-    expected_NV = theirs(ids_N.view(2, 20)).logits.flatten(0, 1)
-    farthest = (found_NV - expected_NV).abs().max().item()
-    yield Line("logits, the farthest from transformers' (fp32)", f"{farthest:.1e}", "1e-4")
+    for family, own in FAMILIES.items():
+        config = getattr(transformers, f"{family}Config")(**{**SIZES, **own})
+        theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+        for parameter in theirs.parameters():
+            torch.nn.init.normal_(parameter, 0.0, 0.3)  # at transformers' own scale all logits are near 0
+        with tempfile.TemporaryDirectory() as folder:
+            theirs.save_pretrained(folder)
+            read = load_config(Path(folder))
+            weights = {name: tensor.to(DEVICE) for name, tensor in read_weights(Path(folder), read).items()}
+        ours = Decoder(read, weights, "launch")
+        batch = step_of(2, 0, 20, 16, only_last=False)
+        (layout,) = ours.page_layouts(16)
+        kv = PagedKV(torch.zeros(batch.tables_GSP.size * layout.page_stride, device=DEVICE), layout)
+        ids_N, positions_N, table_of_N, tables_GSP, rows_M = (torch.from_numpy(array).to(DEVICE) for array in batch[:5])
+        found_NV = ours.forward(ids_N, positions_N, table_of_N, tables_GSP, [kv], rows_M)
+        expected_NV = theirs.to(DEVICE)(ids_N.view(2, 20)).logits.flatten(0, 1)
+        farthest = (found_NV - expected_NV).abs().max().item()
+        yield Line(f"logits of {family}, the farthest from transformers' (fp32)", f"{farthest:.1e}", "1e-4")
 
 
 SECTIONS: dict[str, Callable[[Peaks], Iterator[Line]]] = {
@@ -81,6 +95,7 @@ SECTIONS: dict[str, Callable[[Peaks], Iterator[Line]]] = {
     "logits": logits_against_transformers,
     "0.6B": partial(steps, "0.6B"),
     "8B": partial(steps, "8B"),
+    "agents": agents,
 }
 
 

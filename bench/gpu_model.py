@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import torch
 
@@ -80,11 +81,20 @@ def random_decoder(config: ModelConfig) -> Decoder:
     return Decoder(config, weights, "reference" if DRY else "launch")
 
 
-def new_runner(decoder: Decoder, kv_tokens: int, max_batch: int) -> ModelRunner:
-    """The runner of the device."""
+def new_runner(decoder: Decoder, kv_tokens: int, max_batch: int, host_bytes: int) -> ModelRunner:
+    """The runner of the device, with so many bytes of pages on the host."""
     spec = EngineSpec(
         device=str(decoder.device), kv_tokens=kv_tokens, max_batch=max_batch, step_tokens=max(8192, max_batch)
     )
+    token_bytes = (
+        sum(layout.page_stride for layout in decoder.page_layouts(spec.page_size)) * DTYPE.itemsize // spec.page_size
+    )
+    spec = msgspec.structs.replace(spec, host_tokens=max(host_bytes // token_bytes, spec.page_size))
+    return device_runner(decoder, spec)
+
+
+def device_runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:
+    """The runner of the decoder's device."""
     return CudaRunner(decoder, spec) if decoder.device.type == "cuda" else ModelRunner(decoder, spec)
 
 

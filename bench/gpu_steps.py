@@ -2,8 +2,8 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,10 @@ from gpu_model import (
     seconds,
     step_of,
 )
-from torch import Tensor
 
 from agentrt.engine.batch import Batch
+from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.tiers import Direction
 from agentrt.engine.model.decoder import Decoder, expected_shapes
 from agentrt.engine.runner import ModelRunner
 
@@ -31,7 +32,9 @@ CONTEXT = 40 if DRY else 1024
 PREFILL_ROWS = 16 if DRY else 8192
 DRAFTS = 4
 PAGE = 16
-SWAPPED_BYTES = 1 << (12 if DRY else 30)
+SWAPPED_BYTES = 1 << (16 if DRY else 30)
+SAVE: Final = "save"
+LOAD: Final = "load"
 
 
 class Model(NamedTuple):
@@ -46,7 +49,9 @@ class Model(NamedTuple):
 def steps(name: str, peaks: Peaks) -> Iterator[Line]:
     """Decode, prefill, verification, swap and weight updates of a random model."""
     decoder = random_decoder(model_config(name, toy=DRY))
-    model = Model(name, decoder, new_runner(decoder, max(BATCHES) * (CONTEXT + PAGE), max(BATCHES)), peaks)
+    model = Model(
+        name, decoder, new_runner(decoder, max(BATCHES) * (CONTEXT + PAGE), max(BATCHES), SWAPPED_BYTES), peaks
+    )
     for batch in BATCHES:
         yield _decode(model, batch)
         yield _prefill(model, batch)
@@ -56,7 +61,7 @@ def steps(name: str, peaks: Peaks) -> Iterator[Line]:
     slower = _step_seconds(model, verify) / step
     yield Line(f"{name}: {DRAFTS} drafts verified, batch {BATCHES[1]}", f"{slower:.2f} decode steps")
     yield from _swaps(model, decode)
-    yield _update(model, step)
+    yield from _updates(model, decode, step)
 
 
 def _step_seconds(model: Model, batch: Batch) -> float:
@@ -88,43 +93,47 @@ def _prefill(model: Model, batch: int) -> Line:
 
 
 def _swaps(model: Model, decode: Batch) -> Iterator[Line]:
-    """Pages by one copy each, on streams of their own, alone and beside decode steps."""
-    pool, layout = model.runner._kv[0]
-    pages_PE = pool.view(-1, layout.page_stride)
-    page_bytes = layout.page_stride * pool.element_size()
-    count = min(len(pages_PE), max(SWAPPED_BYTES // page_bytes, 1))
-    host_PE = torch.empty(count, layout.page_stride, dtype=pool.dtype, pin_memory=not DRY)
-    runs = 1 if DRY else 5
-    rate = count * page_bytes / seconds(lambda: _copy(host_PE, pages_PE), runs=runs, warm=1)
-    yield _swap_line(model.name, "out", rate, model.peaks.to_host)
-    rate = count * page_bytes / seconds(lambda: _copy(pages_PE, host_PE), runs=runs, warm=1)
-    yield _swap_line(model.name, "in", rate, model.peaks.to_device)
-    ratios = []
+    """Pages through the engine's own copier, alone and beside decode steps."""
+    host, pool_pages = model.runner.host, model.runner.groups[0].num_pages
+    count = min(host.pages[0], pool_pages)
+    copies = [PageCopy(0, page, count - 1 - page) for page in range(count)]  # backwards: no two of them are one copy
+    back = [PageCopy(0, target, source) for _, source, target in copies]
+    size, runs = count * host.page_bytes[0], 1 if DRY else 5
+    for where, direction, jobs, best in (
+        ("out", SAVE, copies, model.peaks.to_host), ("in", LOAD, back, model.peaks.to_device),
+    ):  # fmt: skip
+        rate = size / seconds(partial(_copied, model, direction, jobs), runs=runs, warm=1)
+        figure = f"{rate / 1e9:.1f} GB/s, {rate / best:.0%} of a pinned copy"
+        yield Line(f"{model.name}: swap {where}, {host.page_bytes[0] >> 10} KiB a page", figure, "70 %")
+    alone, beside = [], []
     for _ in range(runs):
-        alone = seconds(lambda: run_and_sample(model.runner, decode), runs=runs, warm=0)
-        _copy(host_PE, pages_PE)
-        started = time.perf_counter()
-        for _ in range(runs):
+        alone.append(_step_seconds(model, decode))
+        events = [host.copier.start(direction, jobs) for direction, jobs in ((SAVE, copies), (LOAD, back)) * 4]
+        while not all(event.is_done for event in events):
+            started = time.perf_counter()
             run_and_sample(model.runner, decode)
-        ratios.append((time.perf_counter() - started) / runs / alone)
-    yield Line(f"{model.name}: decode while swapping out", f"{np.median(ratios) - 1:+.1%}", "3 %")
+            beside.append(time.perf_counter() - started)
+    slower = np.median(beside) / np.median(alone) - 1
+    yield Line(f"{model.name}: decode while swapping both ways", f"{slower:+.1%}, {len(beside)} steps", "3 %")
 
 
-def _swap_line(name: str, where: str, rate: float, best: float) -> Line:
-    return Line(f"{name}: swap {where}", f"{rate / 1e9:.1f} GB/s, {rate / best:.0%} of a pinned copy", "70 %")
+def _copied(model: Model, direction: Direction, copies: list[PageCopy]) -> None:
+    assert model.runner.host.copier.start(direction, copies).wait(60)
 
 
-def _copy(targets_PE: Tensor, sources_PE: Tensor) -> None:
-    stream: AbstractContextManager[object] = nullcontext() if DRY else torch.cuda.stream(torch.cuda.Stream())
-    with stream:
-        for target_E, source_E in zip(targets_PE, sources_PE, strict=False):  # as many as the shorter one has
-            target_E.copy_(source_E, non_blocking=True)
-
-
-def _update(model: Model, step: float) -> Line:
-    """As many weights as the model has copied in place, as an update between two steps has to."""
-    shapes = expected_shapes(model.decoder.config).values()
-    held, new = ([torch.zeros(shape, dtype=DTYPE, device=DEVICE) for shape in shapes] for _ in range(2))
-    taken = seconds(lambda: [there.copy_(weight) for there, weight in zip(held, new, strict=True)], runs=2)
+def _updates(model: Model, decode: Batch, step: float) -> Iterator[Line]:
+    """New weights by the engine's own way, and the step after them, whose graph was captured before."""
+    shapes = expected_shapes(model.decoder.config)
+    weights = {name: torch.zeros(shape, dtype=DTYPE, device=DEVICE) for name, shape in shapes.items()}
+    pauses, firsts = [], []
+    for _ in range(2 if DRY else 5):
+        install = model.runner.stage(weights)
+        started = time.perf_counter()
+        install()
+        pauses.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        run_and_sample(model.runner, decode)
+        firsts.append(time.perf_counter() - started)
     bound = step + 2 * model.decoder.num_parameters * DTYPE.itemsize / model.peaks.copy
-    return Line(f"{model.name}: weights copied in place", f"{taken * 1e3:.1f} ms", f"{bound * 1e3:.1f} ms")
+    yield Line(f"{model.name}: pause of an update", f"{np.median(pauses) * 1e3:.1f} ms", f"{bound * 1e3:.1f} ms")
+    yield Line(f"{model.name}: first step after an update", f"{np.median(firsts) / step:.2f} decode steps")

@@ -2,7 +2,8 @@
 
     python bench/kernel_table.py [--target sm_90 ...] [--json]
 
-Shapes are those of a Qwen3-8B layer in bfloat16 (32 query heads, 8 KV heads of 128, pages of 16). On NVIDIA the numbers
+Shapes are those of a Qwen3-8B layer in bfloat16 (32 query heads, 8 KV heads of 128, pages of 16), of DeepSeek-V3's
+latents (576 wide) and of Qwen3-30B-A3B's experts (128). On NVIDIA the numbers
 are those of the machine code, read with the `cuobjdump` that Triton brings; a kernel that spills has a stack. On AMD
 they are in the assembly. `control` is a kernel that must spill.
 """
@@ -25,10 +26,19 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from agentrt_kernels.experts.kernel import grouped_matmul_kernel
 from agentrt_kernels.geglu.kernel import geglu_kernel
 from agentrt_kernels.matmul.kernel import matmul_kernel
-from agentrt_kernels.paged_attention.kernel import attend_kernel, merge_kernel
-from agentrt_kernels.paged_attention.launch import BLOCK_T, attend_options
+from agentrt_kernels.paged_attention.kernel import attend_kernel, attend_wide_kernel, merge_kernel
+from agentrt_kernels.paged_attention.launch import (
+    BLOCK_T,
+    WIDE_BLOCK_T,
+    WIDE_LANES,
+    WIDE_STAGES,
+    WIDE_WARPS,
+    attend_options,
+    wide_blocks,
+)
 from agentrt_kernels.quantized.kernel import quantize_rows_kernel
 from agentrt_kernels.rms_norm.kernel import rms_norm_kernel
 from agentrt_kernels.rotary.kernel import rotary_kernel
@@ -82,7 +92,7 @@ def control_kernel(x_D, out_D, BLOCK: tl.constexpr):
 def cases() -> list[Case]:
     """Every kernel, and the variants that its launcher chooses among."""
     gate, row, eight_warps = {"BLOCK": 1024}, {"BLOCK": 4096}, {"num_warps": 8}
-    rotary = {"PAGE": 16, "HALF": 64, "BLOCK": 64, "NORMED": True}
+    rotary = {"PAGE": 16, "HALF": 64, "TURNED": 64, "PARTS": 2, "BLOCK": 64, "NORMED": True}
     one_warp = {"num_warps": 1}
     rotary_types = "*bf16 *fp32 *fp32 *i64 *i32 *i32 *bf16 *bf16 fp32 {0} {1} *bf16 i32 i32:16 i32:16 i32:16 i32 i32"
     attend = {"PAGE": 16, "SIZE": 128, "BLOCK_D": 128, "GROUP": 4, "BLOCK_T": BLOCK_T}
@@ -93,6 +103,16 @@ def cases() -> list[Case]:
         types = attend_types.format(pool, "*fp32" if quantised else pool)
         constants = attend | {"BLOCK_M": lanes, "QUANTISED": quantised}
         return Case(name, attend_kernel, types, constants, attend_options(lanes), targets)
+
+    def wide(name: str, lanes: int) -> Case:
+        types = "*bf16 *i64 *i32 *i32 *bf16 *i32 *bf16 *fp32 *fp32 i32 i32:16 i32:16 i32 fp32"
+        constants = {"PAGE": 16, "SIZE": 576, "BLOCK_M": lanes, "BLOCK_T": WIDE_BLOCK_T} | wide_blocks(576)
+        return Case(name, attend_wide_kernel, types, constants, {"num_warps": WIDE_WARPS, "num_stages": WIDE_STAGES})
+
+    def grouped(name: str, rows: int) -> Case:
+        constants = {"BLOCK_E": 128, "BLOCK_P": rows, "BLOCK_O": 64, "BLOCK_I": 64}
+        types = "*bf16 *i64 *bf16 *i32 *i32 *bf16 i32 i32:16 i32:16"
+        return Case(name, grouped_matmul_kernel, types, constants, {"num_warps": 4, "num_stages": 3})
 
     def product(name: str, x: str, rows: int) -> Case:
         constants = {"WHOLE": x == "*i8", "BLOCK_N": rows, "BLOCK_O": 64, "BLOCK_I": 128}
@@ -109,12 +129,16 @@ def cases() -> list[Case]:
         attention("attend, 128 lanes", "*bf16", 128),
         attention("attend, 16 lanes, int8 pages", "*i8", 16),
         attention("attend, 16 lanes, fp8 pages", "*fp8e4nv", 16, FLOAT8),
+        wide("attend, latents, 16 lanes", 16),
+        wide("attend, latents, 32 lanes", WIDE_LANES),
+        grouped("experts, 16 rows", 16),
+        grouped("experts, 64 rows", 64),
         Case("merge", merge_kernel, "*fp32 *fp32 *i32 *bf16 i32 i32", {"SIZE": 128, "BLOCK_D": 128}, {"num_warps": 1}),
         Case("quantize_rows", quantize_rows_kernel, "*bf16 *i8 *fp32 i32:16", row | {"LARGEST": 127.0}, eight_warps),
         product("w8a16, 16 rows", "*bf16", 16),
         product("w8a16, 128 rows", "*bf16", 128),
         product("w8a8, 128 rows", "*i8", 128),
-        Case("copy_pages", copy_pages_kernel, "*i32 *i64 *i32 i32:16", {"GATHER": True, "BLOCK": 4096}, {}),
+        Case("copy_pages", copy_pages_kernel, "*i32 *i32 *i32 i32:16", {"BLOCK": 4096}, {}),
         Case("verify", verify_kernel, "*i64 *i64 *i32 *i32 *i32 *i32 i32", {}, {"num_warps": 1}),
         Case("cut", cut_kernel, "*fp64 *i64 *fp64 *fp64 i32", {"BLOCK": 1024}, {"num_warps": 8}),
         Case("race", race_kernel, "*fp64 *i64 *i64 *fp64 *i64 i32", {"BLOCK": 1024}, {}),

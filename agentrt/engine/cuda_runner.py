@@ -15,10 +15,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from agentrt.core.errors import UsageError
+from agentrt.core.protocol import WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
+from agentrt.engine.kv.copier import Mover
+from agentrt.engine.kv.cuda_mover import CudaMover
 from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.runner import ModelRunner, side_by_side
+from agentrt.engine.weights import Install
 from agentrt_kernels.paged_attention.launch import DevicePlan, lanes_of, tile_rows, to_device
 from agentrt_kernels.paged_attention.plan import DECODE_KEYS, Plan, plan_attention
 
@@ -67,6 +72,7 @@ class CudaRunner(ModelRunner):
         self._lanes_a_row = config.num_heads // config.num_kv_heads
         self._graphs: dict[Shape, _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs, as one runs at a time
+        self._staging = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call]
         super().__init__(decoder, spec)
 
     def run(self, batch: Batch) -> Tensor:
@@ -75,9 +81,20 @@ class CudaRunner(ModelRunner):
         plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(self._lanes_a_row))
         return self._replay(batch, plan) if is_graphed(batch) else self._forward(batch, plan)
 
+    def stage(self, source: WeightSource) -> Install:
+        self._staging.wait_stream(torch.cuda.current_stream())  # a trainer in this process may still write them
+        with torch.cuda.stream(self._staging):  # beside the steps, whose stream waits neither for a copy nor for NCCL
+            install = super().stage(source)
+            self._staging.synchronize()
+        return install
+
     def _use(self, decoder: Decoder) -> None:
-        super()._use(decoder)
-        self._graphs.clear()  # they read the memory of the weights that they were captured with
+        """In place: graphs read the memory of the weights that they were captured with."""
+        overwrite(self.decoder, decoder)
+        torch.cuda.current_stream().synchronize()  # what was staged is given back then
+
+    def _make_mover(self, device: Sequence[Tensor], host: Sequence[Tensor]) -> Mover:
+        return CudaMover(device, host)
 
     def _forward(self, batch: Batch, plan: Plan) -> Tensor:
         device = self.decoder.device
@@ -107,7 +124,8 @@ class _Graph:
             ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan
         )  # compiles, which a capture cannot
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=memory):
+        # The threads that copy pages and stage weights use the device meanwhile; only this one may not.
+        with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
             self._logits_MV = decoder.forward(ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan)
 
     def replay(self, inputs: Inputs) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from agentrt.core.protocol import WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
-from agentrt.engine.kv.copier import ThreadCopier
+from agentrt.engine.kv.copier import HostMover, Mover, ThreadCopier
 from agentrt.engine.kv.group import size_groups, size_host
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Host, no_host
@@ -37,7 +37,7 @@ class ModelRunner:
             PagedKV(self._new_pool(group.num_pages + self.SPARE_PAGES, layout), layout)
             for group, layout in zip(self.groups, decoder.page_layouts(spec.page_size), strict=True)
         ]
-        self.host = _make_host(self._kv, spec)
+        self.host = self._make_host(spec)
         self.cost_per_key = self._measured_cost_per_key()
 
     def run(self, batch: Batch) -> Logits:
@@ -69,6 +69,21 @@ class ModelRunner:
 
     def _use(self, decoder: Decoder) -> None:
         self.decoder = decoder
+
+    def _make_host(self, spec: EngineSpec) -> Host:
+        """The host's memory for these pages, and who copies them; none beside a device that we have no mover for."""
+        device = [pool.view(-1, layout.page_stride).view(torch.uint8) for pool, layout in self._kv]
+        page_bytes = [pages_PB.shape[1] for pages_PB in device]
+        counts = size_host(page_bytes, spec)
+        host = [torch.empty(shape, dtype=torch.uint8) for shape in zip(counts, page_bytes, strict=True)]
+        mover = self._make_mover(device, host)
+        return Host(counts, page_bytes, ThreadCopier(mover, checks=spec.debug)) if mover else no_host(len(device))
+
+    def _make_mover(self, device: Sequence[Tensor], host: Sequence[Tensor]) -> Mover | None:
+        """Between pages that are rows of bytes."""
+        if self.decoder.device.type != "cpu":
+            return None
+        return HostMover([pages_PB.numpy() for pages_PB in device], [pages_PB.numpy() for pages_PB in host])
 
     def _measured_cost_per_key(self) -> float:
         """Time rows that attend few keys and rows that attend many; what a key adds, in rows. Compiles, on the way."""
@@ -110,14 +125,3 @@ def side_by_side(batch: Batch) -> Batch:
         token_ids_N=batch.token_ids_N[order_N], positions_N=batch.positions_N[order_N],
         table_of_N=batch.table_of_N[order_N], out_rows_M=place_N[batch.out_rows_M],
     )  # fmt: skip
-
-
-def _make_host(kv: Sequence[PagedKV], spec: EngineSpec) -> Host:
-    """The host tier's memory beside these buffers; none where they are not in this machine's own memory."""
-    if any(pool.device.type != "cpu" for pool, _ in kv):
-        return no_host(len(kv))
-    device = [pool.view(-1, layout.page_stride).view(torch.uint8).numpy() for pool, layout in kv]
-    page_bytes = [pages.shape[1] for pages in device]
-    counts = size_host(page_bytes, spec)
-    host = [np.empty((count, size), np.uint8) for count, size in zip(counts, page_bytes, strict=True)]
-    return Host(counts, page_bytes, ThreadCopier(device, host, checks=spec.debug))

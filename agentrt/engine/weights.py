@@ -94,7 +94,7 @@ def broadcast_weights(weights: Mapping[str, Tensor], *, timeout_seconds: float =
     """
     timeout = timedelta(seconds=timeout_seconds)
     for bucket in buckets({name: tuple(tensor.shape) for name, tensor in weights.items()}):
-        flat = torch.cat([weights[name].detach().float().cpu().flatten() for name in bucket])
+        flat = torch.cat([weights[name].detach().to(_device(), torch.float32).flatten() for name in bucket])
         _wait(dist.broadcast(flat, dist.get_rank(), async_op=True), timeout)
     if not _all_agree(True, timeout):
         raise WeightsError("an engine could not take the weights; all keep their version")
@@ -160,7 +160,7 @@ def _staged_together(source: BroadcastWeights, shapes: Shapes, stage: Stage) -> 
     timeout, install, failure = timedelta(seconds=source.timeout_seconds), None, None
     weights = dict[str, Tensor]()
     for bucket in buckets(shapes):
-        flat = torch.empty(sum(prod(shapes[name]) for name in bucket))
+        flat = torch.empty(sum(prod(shapes[name]) for name in bucket), device=_device())
         _wait(dist.broadcast(flat, source.source, async_op=True), timeout)
         parts = torch.split(flat, [prod(shapes[name]) for name in bucket])
         weights |= {name: part.view(shapes[name]) for name, part in zip(bucket, parts, strict=True)}
@@ -177,9 +177,14 @@ def _staged_together(source: BroadcastWeights, shapes: Shapes, stage: Stage) -> 
 
 
 def _all_agree(vote: bool, timeout: timedelta) -> bool:
-    ballot = torch.tensor(float(vote))
+    ballot = torch.tensor(float(vote), device=_device())
     _wait(dist.all_reduce(ballot, dist.ReduceOp.MIN, async_op=True), timeout)
     return bool(ballot.item())
+
+
+def _device() -> torch.device:
+    """Where the default group's backend has its tensors."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
 
 
 def _wait(work: dist.Work | None, timeout: timedelta) -> None:

@@ -20,6 +20,8 @@ class PageLayout(NamedTuple):
     head_dim: int
     scale_size: int = 0
     """Elements that one scale takes; 0 if there are none."""
+    parts: int = 2
+    """K and V; 1 where the values are the keys."""
 
     @property
     def page_stride(self) -> int:
@@ -29,9 +31,13 @@ class PageLayout(NamedTuple):
     @property
     def layer_stride(self) -> int:
         """Elements of one layer within a page, K and V."""
-        return 2 * self.kv_stride
+        return self.parts * self._part_stride
 
     @property
     def kv_stride(self) -> int:
-        """Elements of one layer's K (or V) within a page."""
+        """Elements from a layer's K to its V within a page; 0 where these are the same."""
+        return self._part_stride if self.parts == 2 else 0
+
+    @property
+    def _part_stride(self) -> int:
         return self.kv_heads * self.page_size * (self.head_dim + self.scale_size)

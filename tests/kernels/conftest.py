@@ -22,10 +22,12 @@ class Paged(NamedTuple):
 
 @pytest.fixture
 def make_paged() -> Callable[..., Paged]:
-    def make(rows: list[tuple[int, int]], page_size: int, kv_heads: int, head_dim: int, layers: int = 2) -> Paged:
+    def make(
+        rows: list[tuple[int, int]], page_size: int, kv_heads: int, head_dim: int, layers: int = 2, parts: int = 2
+    ) -> Paged:
         """`rows` are (sequence, position)."""
         generator = torch.Generator().manual_seed(page_size * 100 + head_dim)
-        layout = PageLayout(page_size, layers, kv_heads, head_dim)
+        layout = PageLayout(page_size, layers, kv_heads, head_dim, parts=parts)
         sequences = 1 + max(sequence for sequence, _ in rows)
         pages = 1 + max(position for _, position in rows) // page_size
         shuffled = torch.randperm(sequences * pages, generator=generator)

@@ -46,6 +46,18 @@ def test_paged_attention(
     torch.testing.assert_close(launch.paged_attention(q_NHD, *paged, 1, window), expected_NHD, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.usefixtures("short_parts")
+@pytest.mark.parametrize(("rows", "page_size", "head_dim", "heads"), [(DECODES, 4, 24, 5), (CHUNKS, 16, 40, 12)])
+def test_keys_that_are_the_values(
+    make_paged: Callable[..., Any], device: str, rows: list[tuple[int, int]], page_size: int, head_dim: int, heads: int
+) -> None:
+    """Latent attention: one wide head of keys, in tiles of 32 lanes, or fewer."""
+    paged = on(device, make_paged(rows, page_size, kv_heads=1, head_dim=head_dim, parts=1))
+    q_NHD = torch.randn(len(rows), heads, head_dim, device=device)
+    expected_NHD = reference.paged_attention(q_NHD, *paged, 1)
+    torch.testing.assert_close(launch.paged_attention(q_NHD, *paged, 1), expected_NHD, atol=1e-5, rtol=1e-5)
+
+
 def test_many_rows_in_one_tile_and_in_several(make_paged: Callable[..., Any], device: str) -> None:
     rows = [*((0, position) for position in range(3, 20)), *((1, position) for position in range(70, 73))]
     paged = on(device, make_paged(rows, 4, kv_heads=1, head_dim=16))

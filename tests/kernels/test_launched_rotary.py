@@ -30,6 +30,21 @@ def test_rotary(make_paged: Callable[..., Any], device: str, page_size: int, hea
     assert torch.equal(written.cpu() == paged.pool, pool == paged.pool), "it wrote beyond the rows' own places"
 
 
+def test_few_dimensions_turn_and_there_are_no_values(make_paged: Callable[..., Any], device: str) -> None:
+    paged = make_paged(ROWS, 4, kv_heads=1, head_dim=24, parts=1)
+    qk_NE, angles_TR = torch.randn(4, (3 + 1) * 24), torch.arange(16).unsqueeze(1) * torch.rand(4)
+    pool = paged.pool.clone()
+    tensors = (qk_NE, angles_TR.cos(), angles_TR.sin(), *paged[:3])
+    expected_NHD = reference.rotary(*tensors, pool, paged.layout, 1)
+    halves_N32h = expected_NHD.view(4, 3, 2, 12)
+    assert torch.equal(halves_N32h[..., 4:], qk_NE.view(4, 4, 2, 12)[:, :3, :, 4:])
+    written = paged.pool.to(device, copy=True)
+    out_NHD = launch.rotary(*(tensor.to(device) for tensor in tensors), written, paged.layout, 1)
+    torch.testing.assert_close(out_NHD.cpu(), expected_NHD, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(written.cpu(), pool, atol=1e-5, rtol=1e-5)
+    assert (written.cpu() != paged.pool).sum() == 4 * 24
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
 def test_rotary_into_pages_in_8_bits(make_paged: Callable[..., Any], device: str, dtype: torch.dtype) -> None:
     """Angles of 0 turn nothing, so what is written is the rows' own keys and values, rounded as the definition rounds."""

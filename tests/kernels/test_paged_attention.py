@@ -28,6 +28,17 @@ def test_paged_attention(make_paged: Callable[..., Any], rows: int, page_size: i
     torch.testing.assert_close(cpu.paged_attention(q_NHD, *paged, 1, window), expected_NHD, atol=1e-5, rtol=1e-5)
 
 
+def test_keys_that_are_the_values(make_paged: Callable[..., Any]) -> None:
+    """Latent attention: as with values apart that are equal to the keys."""
+    paged = make_paged(ROWS[34], 4, kv_heads=1, head_dim=24, parts=1)
+    layout = paged.layout._replace(parts=2)
+    twice = paged.pool.view(-1, 2, 1, 4 * 24).expand(-1, -1, 2, -1).flatten()
+    q_NHD = torch.randn(34, 5, 24)
+    expected_NHD = reference.paged_attention(q_NHD, *paged[:3], twice, layout, 1)
+    for op in (reference.paged_attention, cpu.paged_attention):
+        torch.testing.assert_close(op(q_NHD, *paged, 1), expected_NHD, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("op", [reference.paged_attention, cpu.paged_attention], ids=["reference", "cpu"])
 def test_pages_before_the_window_are_not_looked_at(make_paged: Callable[..., Any], op: Callable[..., Any]) -> None:
     paged = make_paged([(0, 13), (0, 14), (1, 11)], 4, kv_heads=2, head_dim=8)

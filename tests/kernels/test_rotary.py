@@ -33,3 +33,16 @@ def test_rotary(make_paged: Callable[..., Any], rows: int, page_size: int, head_
     torch.testing.assert_close(pools[1], pools[0], atol=1e-5, rtol=1e-5)
     changed = (pools[1] != paged.pool).sum().item()
     assert changed <= rows * 2 * 2 * head_dim, "it wrote beyond the rows' own places"
+
+
+def test_few_dimensions_turn_and_there_are_no_values(make_paged: Callable[..., Any]) -> None:
+    paged = make_paged(ROWS[7], 4, kv_heads=1, head_dim=24, parts=1)
+    qk_NE, angles_TR = torch.randn(7, (3 + 1) * 24), torch.arange(16).unsqueeze(1) * torch.rand(4)
+    pools = [paged.pool.clone(), paged.pool.clone()]
+    expected_NHD, out_NHD = (
+        op(qk_NE.clone(), angles_TR.cos(), angles_TR.sin(), *paged[:3], pool, paged.layout, 1)
+        for op, pool in zip((reference.rotary, cpu.rotary), pools, strict=True)
+    )
+    torch.testing.assert_close(out_NHD, expected_NHD, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pools[1], pools[0], atol=1e-5, rtol=1e-5)
+    assert (pools[1] != paged.pool).sum() == 7 * 24

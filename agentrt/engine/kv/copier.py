@@ -1,13 +1,13 @@
-"""Copies between two arenas in this machine's memory, by one thread for each direction.
+"""Copies of pages between a device and the host, by one thread for each direction.
 
-The state machine over the pages (`kv.tiers`) is the same wherever the bytes are; on a machine without a GPU both arenas are
-ordinary memory, and what is computed is computed before a copy of it is asked for.
+The state machine over the pages (`kv.tiers`) is the same wherever the bytes are. What differs is who moves them: a `Mover`.
+The step thread never moves any; it leaves a mark behind what was computed, and goes on.
 """
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from time import perf_counter
-from typing import Any, cast
+from typing import Any, NamedTuple, Protocol, cast
 from zlib import crc32
 
 import numpy as np
@@ -23,11 +23,36 @@ FIRST_GUESS = 2e9
 SMOOTHING = 0.2
 
 
-class ThreadCopier:
-    """`kv.tiers.Copier` over two arenas. `checks` has every copy summed up, so that a page that changed is not used."""
+class Moved(NamedTuple):
+    """What copies came to."""
 
-    def __init__(self, device: Arena, host: Arena, *, checks: bool = False) -> None:
-        self.device, self.host, self.checks = device, host, checks
+    size: int
+    """Bytes."""
+    seconds: float
+    """That they took, not what they waited for before."""
+
+
+class Mover(Protocol):
+    """Two memories, and the way between them. Each direction is one thread's; `mark` is the step thread's."""
+
+    def mark(self) -> Any:
+        """Behind everything that was computed until now."""
+
+    def move(self, direction: Direction, copies: Sequence[PageCopy], mark: Any) -> Moved:
+        """Copy pages, from the mark on; returns when the last copy has ended."""
+
+    def checksum(self, direction: Direction, copy: PageCopy) -> int:
+        """Of the page that a copy has written."""
+
+    def close(self) -> None:
+        """Give back what it holds. Nothing is moved afterwards."""
+
+
+class ThreadCopier:
+    """`kv.tiers.Copier` by a mover. `checks` has every copy summed up, so that a page that changed is not used."""
+
+    def __init__(self, mover: Mover, *, checks: bool = False) -> None:
+        self.mover, self.checks = mover, checks
         self.bytes_per_second = FIRST_GUESS
         self._threads = {
             direction: ThreadPoolExecutor(1, f"agentrt-{direction}")
@@ -35,26 +60,47 @@ class ThreadCopier:
         }
 
     def start(self, direction: Direction, copies: Sequence[PageCopy]) -> "ThreadEvent":
-        return ThreadEvent(self._threads[direction].submit(self._copy, direction, tuple(copies)), len(copies))
+        work = self._threads[direction].submit(self._copy, direction, tuple(copies), self.mover.mark())
+        return ThreadEvent(work, len(copies))
 
     def close(self) -> None:
         for thread in self._threads.values():
             thread.shutdown()
+        self.mover.close()
 
-    def _copy(self, direction: Direction, copies: Sequence[PageCopy]) -> list[int]:
+    def _copy(self, direction: Direction, copies: Sequence[PageCopy], mark: Any) -> list[int]:
+        size, seconds = self.mover.move(direction, copies, mark)
+        self.bytes_per_second += SMOOTHING * (size / max(seconds, 1e-9) - self.bytes_per_second)
+        return [self.mover.checksum(direction, copy) for copy in copies] if self.checks else []
+
+
+class HostMover:
+    """Both memories are this machine's own: what is computed was computed before a copy is asked for."""
+
+    def __init__(self, device: Arena, host: Arena) -> None:
+        self.device, self.host = device, host
+
+    def mark(self) -> None:
+        """Nothing is under way."""
+
+    def move(self, direction: Direction, copies: Sequence[PageCopy], mark: None) -> Moved:
         source, target = (self.device, self.host) if direction == "save" else (self.host, self.device)
         started, size = perf_counter(), 0
         for copy in copies:
             page = source[copy.group][copy.source]
             np.copyto(target[copy.group][copy.target], page)
             size += page.nbytes
-        rate = size / max(perf_counter() - started, 1e-9)
-        self.bytes_per_second += SMOOTHING * (rate - self.bytes_per_second)
-        return [crc32(target[copy.group][copy.target].data) for copy in copies] if self.checks else []
+        return Moved(size, perf_counter() - started)
+
+    def checksum(self, direction: Direction, copy: PageCopy) -> int:
+        return crc32((self.host if direction == "save" else self.device)[copy.group][copy.target].data)
+
+    def close(self) -> None:
+        """It holds nothing of its own."""
 
 
 class ThreadEvent:
-    """`kv.tiers.Event` of a job that a thread does."""
+    """`kv.tiers.Event` of copies that a thread makes."""
 
     def __init__(self, work: "Future[list[int]]", count: int) -> None:
         self._work, self._count = work, count

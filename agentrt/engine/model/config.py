@@ -2,8 +2,8 @@
 
 The families differ in few places: biases on the query, key and value projections (Qwen2), an RMS norm of each head's
 queries and keys (Qwen3, Gemma 3), layers without rotary positions (SmolLM3), layers that attend a window (Mistral,
-Gemma 3), and what only Gemma 3 has: norms after attention and MLP, scaled embeddings, a gate of gelu. Any other
-architecture is refused by name.
+Gemma 3), and what only Gemma 3 has: norms after attention and MLP, scaled embeddings, a gate of gelu. Beyond the tree
+there are layers of experts (Qwen3-MoE, DeepSeek) and latent attention (DeepSeek). Any other architecture is refused by name.
 """
 
 import math
@@ -13,7 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from agentrt.core.errors import UsageError
-from agentrt.engine.model.rope import Rope, parse_rope
+from agentrt.engine.model.rope import Rope, YarnScaling, parse_rope
+from agentrt_kernels.experts.reference import Routing
 
 FAMILIES = {
     "LlamaForCausalLM": "llama",
@@ -22,10 +23,43 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
     "SmolLM3ForCausalLM": "smollm3",
     "Gemma3ForCausalLM": "gemma3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "DeepseekV2ForCausalLM": "deepseek_v2",
+    "DeepseekV3ForCausalLM": "deepseek_v3",
 }
 """The architectures we decode."""
 
 Gate = Literal["silu", "gelu_pytorch_tanh"]
+
+
+class Sparse(msgspec.Struct, frozen=True, kw_only=True):
+    """The layers of experts."""
+
+    layers: tuple[bool, ...]
+    """For each layer, whether it is one."""
+    experts: int
+    width: int
+    """Of an expert."""
+    shared_width: int
+    """Of the one that every row takes; 0 if there is none."""
+    routing: Routing
+    has_bias: bool
+    """Experts are chosen by their score and a bias."""
+
+
+class Latent(msgspec.Struct, frozen=True, kw_only=True):
+    """Latent attention: what is cached of a token is one vector that all heads share."""
+
+    rank: int
+    """Of the vector, but for what turns by position."""
+    rope_dim: int
+    nope_dim: int
+    """Of a head's queries and keys, but for what turns."""
+    value_dim: int
+    query_rank: int
+    """Of what queries are made of; 0 if they are made of the layer's input."""
+    score_scale: float
+    """On the product of a query and a key."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +92,14 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     gate: Gate = "silu"
     tied_embeddings: bool = False
     """The output layer is the embedding table."""
+    sparse: Sparse | None = None
+    latent: Latent | None = None
+    """With it, there is one KV head, whose size is the cached vector's."""
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that turn by position."""
+        return self.latent.rope_dim if self.latent else self.head_dim
 
     @property
     def group_windows(self) -> tuple[int, ...]:
@@ -106,6 +148,26 @@ class _Source(msgspec.Struct, kw_only=True):
     final_logit_softcapping: float | None = None
     use_bidirectional_attention: bool | None = False
     quantization_config: dict[str, Any] | None = None
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
+    n_routed_experts: int = 0
+    n_shared_experts: int | None = None
+    routed_scaling_factor: float = 1.0
+    topk_method: str | None = "greedy"
+    n_group: int | None = None
+    topk_group: int | None = None
+    first_k_dense_replace: int = 0
+    kv_lora_rank: int = 0
+    q_lora_rank: int | None = None
+    qk_rope_head_dim: int = 0
+    qk_nope_head_dim: int = 0
+    v_head_dim: int = 0
+    rope_interleave: bool = True
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -150,12 +212,16 @@ def _convert(source: _Source) -> ModelConfig:
         ropes=_ropes(source, family, windows),
         windows=windows,
         qkv_bias=family == "qwen2",
-        qk_norm=family in ("qwen3", "gemma3"),
+        qk_norm=family in ("qwen3", "gemma3", "qwen3_moe"),
         gate=_gate(source, family),
         tied_embeddings=family in ("smollm3", "gemma3") if is_tied is None else is_tied,
     )
     _check(source)
-    return _gemma3(config, source) if family == "gemma3" else config
+    if family == "gemma3":
+        return _gemma3(config, source)
+    if family == "qwen3_moe":
+        return msgspec.structs.replace(config, sparse=_sparse_qwen3(source))
+    return _deepseek(config, source, family) if family.startswith("deepseek") else config
 
 
 def _gemma3(config: ModelConfig, source: _Source) -> ModelConfig:
@@ -166,6 +232,64 @@ def _gemma3(config: ModelConfig, source: _Source) -> ModelConfig:
         embedding_scale=math.sqrt(config.hidden_size),
         query_scale=math.sqrt(config.head_dim / source.query_pre_attn_scalar),
     )
+
+
+def _sparse_qwen3(source: _Source) -> Sparse | None:
+    experts, dense = source.num_experts or source.num_local_experts or 0, source.mlp_only_layers or []
+    step, layers = source.decoder_sparse_step, range(source.num_hidden_layers)
+    return _sparse(
+        source,
+        layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers),
+        experts=experts,
+        routing=Routing(source.num_experts_per_tok or 8, is_normalised=source.norm_topk_prob),
+    )
+
+
+def _deepseek(config: ModelConfig, source: _Source, family: str) -> ModelConfig:
+    """V2 scores experts by softmax and never divides their weights by the sum; V3 by sigmoid, and with a bias."""
+    is_v3, rope = family == "deepseek_v3", config.ropes[0]
+    groups = (source.n_group or 1) if is_v3 or source.topk_method == "group_limited_greedy" else 1
+    routing = Routing(
+        source.num_experts_per_tok or 1, "sigmoid" if is_v3 else "softmax", is_v3 and source.norm_topk_prob,
+        source.routed_scaling_factor, groups, (source.topk_group or 1) if groups > 1 else 1,
+    )  # fmt: skip
+    layers = tuple(layer >= source.first_k_dense_replace for layer in range(config.num_layers))
+    sparse = _sparse(source, layers=layers, experts=source.n_routed_experts, routing=routing, has_bias=is_v3)
+    scale = (source.qk_nope_head_dim + source.qk_rope_head_dim) ** -0.5
+    if rope is not None and isinstance(rope.scaling, YarnScaling) and rope.scaling.mscale_all_dim:
+        scale *= rope.scaling.sharpness(rope.scaling.mscale_all_dim) ** 2
+    latent = Latent(
+        rank=source.kv_lora_rank, rope_dim=source.qk_rope_head_dim, nope_dim=source.qk_nope_head_dim,
+        value_dim=source.v_head_dim, query_rank=source.q_lora_rank or 0, score_scale=scale,
+    )  # fmt: skip
+    for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
+        if getattr(source, name) < 2 or getattr(source, name) % 2:
+            raise ValueError(f"{name} must be even and above 0, not {getattr(source, name)}")
+    if not source.rope_interleave:
+        raise ValueError("rope_interleave is false and only true is supported")
+    return msgspec.structs.replace(
+        config, sparse=sparse, latent=latent, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim
+    )
+
+
+def _sparse(
+    source: _Source, *, layers: tuple[bool, ...], experts: int, routing: Routing, has_bias: bool = False
+) -> Sparse | None:
+    """None where all layers are dense."""
+    if not any(layers) or not experts:
+        return None
+    if source.moe_intermediate_size < 1:
+        raise ValueError(f"moe_intermediate_size must be above 0, not {source.moe_intermediate_size}")
+    if not 0 < routing.top_k <= experts:
+        raise ValueError(f"num_experts_per_tok is {routing.top_k}, and there are {experts} experts")
+    if experts % routing.groups or not 0 < routing.kept_groups <= routing.groups:
+        raise ValueError(
+            f"n_group ({routing.groups}) must divide the {experts} experts, and topk_group ({routing.kept_groups}) be of them"
+        )
+    return Sparse(
+        layers=layers, experts=experts, width=source.moe_intermediate_size, routing=routing, has_bias=has_bias,
+        shared_width=source.moe_intermediate_size * (source.n_shared_experts or 0),
+    )  # fmt: skip
 
 
 def _check(source: _Source) -> None:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from agentrt.engine.model.config import Gate, ModelConfig
+from agentrt.engine.model.experts import Experts, Mlp, expert_shapes, make_experts, make_mlp, mlp_shapes
+from agentrt.engine.model.latent import LatentHeads, LatentOutput, latent_shapes, make_latent
 from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.rope import rope_tables
 from agentrt_kernels.pages import PageLayout
@@ -64,14 +66,13 @@ def load_ops(name: OpsName, gate: Gate) -> Ops:
 
 class _Layer(NamedTuple):
     attention_norm_D: Tensor
-    qkv: Linear
+    qkv: Linear | LatentHeads
     qk_norms: tuple[Tensor, Tensor, float] | None
     angles: tuple[Tensor, Tensor]
-    output: Linear
+    output: Linear | LatentOutput
     output_norm_D: Tensor | None
     mlp_norm_D: Tensor
-    gate_up: Linear
-    down: Linear
+    mlp: Mlp | Experts
     down_norm_D: Tensor | None
     window: int
     group: int
@@ -90,12 +91,12 @@ class Decoder:
 
         Not `is_exact`: linear layers take any number of rows as it is, and a row's last bits may depend on the batch.
         """
-        self.config, self.ops = config, load_ops(ops, config.gate)
+        self.config, self.ops, self._ops_name = config, load_ops(ops, config.gate), ops
         self._linear = partial(Linear, is_exact=is_exact)
         self.with_weights = partial(Decoder, config, ops=ops, is_exact=is_exact)
         """The same model with other weights: a new decoder."""
         self.embedding_VD = weights["model.embed_tokens.weight"]
-        tables = {rope: rope_tables(rope, config.head_dim, config.context_length) for rope in set(config.ropes)}
+        tables = {rope: rope_tables(rope, config.rotary_dim, config.context_length) for rope in set(config.ropes)}
         angles = {rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()}
         self.layers = [self._layer(weights, index, angles[rope]) for index, rope in enumerate(config.ropes)]
         self.norm_D = weights["model.norm.weight"] + config.norm_offset
@@ -127,7 +128,9 @@ class Decoder:
         """
         config, groups = self.config, [layer.group for layer in self.layers]
         return tuple(
-            PageLayout(page_size, groups.count(group), config.num_kv_heads, config.head_dim)
+            PageLayout(
+                page_size, groups.count(group), config.num_kv_heads, config.head_dim, parts=1 if config.latent else 2
+            )
             for group in range(len(config.group_windows))
         )
 
@@ -157,7 +160,7 @@ class Decoder:
             if layer.output_norm_D is not None:
                 x_ND = ops.rms_norm(x_ND, layer.output_norm_D, eps)
             x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.mlp_norm_D, eps)
-            x_ND = layer.down(ops.gate(layer.gate_up(x_ND)))
+            x_ND = layer.mlp(x_ND)
             if layer.down_norm_D is not None:
                 x_ND = ops.rms_norm(x_ND, layer.down_norm_D, eps)
         out_MD = ops.add_rms_norm(x_ND[out_rows_M], residual_ND[out_rows_M], self.norm_D, eps)
@@ -170,27 +173,40 @@ class Decoder:
         def norm(name: str) -> Tensor:
             return of(f"{name}.weight") + config.norm_offset
 
-        attention, mlp, config = "self_attn.", "mlp.", self.config
-        qkv_bias = torch.cat([of(f"{attention}{name}_proj.bias") for name in "qkv"]) if config.qkv_bias else None
+        attention, config = "self_attn.", self.config
+        qkv, output = self._attention(of)
         qk_norms = None
         if config.qk_norm:
             qk_norms = (norm(attention + "q_norm") * config.query_scale, norm(attention + "k_norm"), config.norm_eps)
         mlp_norm = "pre_feedforward_layernorm" if config.out_norms else "post_attention_layernorm"
         return _Layer(
             attention_norm_D=norm("input_layernorm"),
-            qkv=self._linear(torch.cat([of(f"{attention}{name}_proj.weight") for name in "qkv"]), qkv_bias),
+            qkv=qkv,
             qk_norms=qk_norms,
             angles=angles,
-            output=self._linear(of(attention + "o_proj.weight")),
+            output=output,
             output_norm_D=norm("post_attention_layernorm") if config.out_norms else None,
             mlp_norm_D=norm(mlp_norm),
-            gate_up=self._linear(torch.cat([of(mlp + "gate_proj.weight"), of(mlp + "up_proj.weight")])),
-            down=self._linear(of(mlp + "down_proj.weight")),
+            mlp=self._mlp(of, index),
             down_norm_D=norm("post_feedforward_layernorm") if config.out_norms else None,
             window=config.windows[index],
             group=config.group_of(index),
             depth=sum(config.group_of(below) == config.group_of(index) for below in range(index)),
         )
+
+    def _attention(self, of: Callable[[str], Tensor]) -> tuple[Linear | LatentHeads, Linear | LatentOutput]:
+        config = self.config
+        if config.latent:
+            return make_latent(of, config, config.latent, self._linear, self.ops.rms_norm)
+        bias = torch.cat([of(f"self_attn.{name}_proj.bias") for name in "qkv"]) if config.qkv_bias else None
+        weight = torch.cat([of(f"self_attn.{name}_proj.weight") for name in "qkv"])
+        return self._linear(weight, bias), self._linear(of("self_attn.o_proj.weight"))
+
+    def _mlp(self, of: Callable[[str], Tensor], index: int) -> Mlp | Experts:
+        sparse = self.config.sparse
+        if sparse and sparse.layers[index]:
+            return make_experts(of, sparse, self._linear, self.ops.gate, self._ops_name)
+        return make_mlp(of, "mlp.", self._linear, self.ops.gate)
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -200,15 +216,21 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     for index in range(config.num_layers):
         layer: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
-            "self_attn.q_proj.weight": (heads * size, hidden),
-            "self_attn.k_proj.weight": (kv_heads * size, hidden),
-            "self_attn.v_proj.weight": (kv_heads * size, hidden),
-            "self_attn.o_proj.weight": (hidden, heads * size),
             "post_attention_layernorm.weight": (hidden,),
-            "mlp.gate_proj.weight": (config.intermediate_size, hidden),
-            "mlp.up_proj.weight": (config.intermediate_size, hidden),
-            "mlp.down_proj.weight": (hidden, config.intermediate_size),
         }
+        if config.latent:
+            layer |= latent_shapes(config, config.latent)
+        else:
+            layer |= {
+                "self_attn.q_proj.weight": (heads * size, hidden),
+                "self_attn.k_proj.weight": (kv_heads * size, hidden),
+                "self_attn.v_proj.weight": (kv_heads * size, hidden),
+                "self_attn.o_proj.weight": (hidden, heads * size),
+            }
+        if config.sparse and config.sparse.layers[index]:
+            layer |= expert_shapes(config.sparse, hidden)
+        else:
+            layer |= mlp_shapes("mlp.", config.intermediate_size, hidden)
         if config.qkv_bias:
             layer |= {f"self_attn.{name}_proj.bias": layer[f"self_attn.{name}_proj.weight"][:1] for name in "qkv"}
         if config.out_norms:

@@ -54,6 +54,7 @@ class Linear:
         on_cpu = weight_OD.device.type == "cpu"
         self.kind = "fp16" if on_cpu and has_packing() and survives_packing(weight_OD) else "fp32"
         self.row_counts = safe_row_counts(self.kind, *weight_OD.shape) if on_cpu and self.is_exact else ()
+        self._weight_OD = None if on_cpu else weight_OD
         self.bias_O, self._multiply = bias_O, _multiplier(self.kind, weight_OD)
 
     def __call__(self, x_ND: Tensor) -> Tensor:

@@ -28,11 +28,37 @@ class LinearScaling(msgspec.Struct, frozen=True, kw_only=True):
     factor: float
 
 
+class YarnScaling(msgspec.Struct, frozen=True, kw_only=True):
+    """YaRN (arXiv 2309.00071): slow frequencies divided by the factor, and attention sharpened."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+    @property
+    def magnitude(self) -> float:
+        """Of the angles' sines and cosines."""
+        if self.attention_factor is not None:
+            return self.attention_factor
+        if self.mscale and self.mscale_all_dim:
+            return self.sharpness(self.mscale) / self.sharpness(self.mscale_all_dim)
+        return self.sharpness(1.0)
+
+    def sharpness(self, mscale: float) -> float:
+        """What grows with the logarithm of the factor."""
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
+
+
 class Rope(msgspec.Struct, frozen=True):
     """The rotary positions of a layer. A layer without any (NoPE) has no `Rope`."""
 
     theta: float
-    scaling: Llama3Scaling | LinearScaling | None = None
+    scaling: Llama3Scaling | LinearScaling | YarnScaling | None = None
 
 
 def parse_rope(parameters: Mapping[str, Any], theta: float) -> Rope:
@@ -49,7 +75,9 @@ def parse_rope(parameters: Mapping[str, Any], theta: float) -> Rope:
         return Rope(theta, msgspec.convert(parameters, LinearScaling))
     if kind == "llama3":
         return Rope(theta, msgspec.convert(parameters, Llama3Scaling))
-    raise ValueError(f"the rope type {kind!r} is not supported; known are 'default', 'linear' and 'llama3'")
+    if kind == "yarn":
+        return Rope(theta, msgspec.convert(parameters, YarnScaling))
+    raise ValueError(f"the rope type {kind!r} is not supported; known are 'default', 'linear', 'llama3' and 'yarn'")
 
 
 def rope_tables(rope: Rope | None, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
@@ -59,7 +87,8 @@ def rope_tables(rope: Rope | None, head_dim: int, context_length: int) -> tuple[
     """
     frequencies_R = torch.zeros(head_dim // 2) if rope is None else _frequencies(rope, head_dim)
     angles_TR = torch.arange(context_length, dtype=torch.float32).unsqueeze(1) * frequencies_R
-    return angles_TR.cos(), angles_TR.sin()
+    magnitude = rope.scaling.magnitude if rope is not None and isinstance(rope.scaling, YarnScaling) else 1.0
+    return angles_TR.cos() * magnitude, angles_TR.sin() * magnitude
 
 
 def _frequencies(rope: Rope, head_dim: int) -> Tensor:
@@ -70,6 +99,8 @@ def _frequencies(rope: Rope, head_dim: int) -> Tensor:
             return frequencies_R / factor
         case Llama3Scaling() as scaling:
             return _stretch(frequencies_R, scaling)
+        case YarnScaling() as scaling:
+            return _ramp(frequencies_R, rope.theta, head_dim, scaling)
         case _:
             return frequencies_R
 
@@ -80,3 +111,19 @@ def _stretch(frequencies_R: Tensor, scaling: Llama3Scaling) -> Tensor:
     kept_R = (turns_R - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     kept_R = kept_R.clamp(0.0, 1.0)
     return frequencies_R * (kept_R + (1.0 - kept_R) / scaling.factor)
+
+
+def _ramp(frequencies_R: Tensor, theta: float, head_dim: int, scaling: YarnScaling) -> Tensor:
+    """Frequencies kept up to the dimension that turns `beta_fast` times, divided from that of `beta_slow` on."""
+
+    def dimension(turns: float) -> float:
+        wavelengths = scaling.original_max_position_embeddings / (turns * 2 * math.pi)
+        return head_dim * math.log(wavelengths) / (2 * math.log(theta))
+
+    low, high = dimension(scaling.beta_fast), dimension(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    width = high - low or 0.001
+    divided_R = ((torch.arange(len(frequencies_R), dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    return frequencies_R / scaling.factor * divided_R + frequencies_R * (1.0 - divided_R)

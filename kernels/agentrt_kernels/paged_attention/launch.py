@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from agentrt_kernels.paged_attention.kernel import attend_kernel, merge_kernel
+from agentrt_kernels.paged_attention.kernel import attend_kernel, attend_wide_kernel, merge_kernel
 from agentrt_kernels.paged_attention.plan import Plan, plan_attention
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.quantized.launch import scales_of
@@ -16,6 +16,8 @@ TILE_LANES = 128
 """The most rows times query heads of a KV head in one program."""
 BLOCK_T = 64
 """Keys that a program takes at a time."""
+WIDE_LANES, WIDE_BLOCK_T, WIDE_WARPS, WIDE_STAGES = 32, 32, 8, 2
+"""Of `attend_wide_kernel`, whose sums are wide."""
 
 
 class DevicePlan(NamedTuple):
@@ -46,20 +48,54 @@ def paged_attention(
     out_NHD = torch.empty_like(q_NHD)
     partial_XHD = q_NHD.new_empty(max(plan.num_slots, 1), *q_NHD.shape[1:], dtype=torch.float32)
     lse_XH = partial_XHD.new_empty(partial_XHD.shape[:2])
-    scales, largest = scales_of(pool)
-    size, block_d = layout.head_dim, max(triton.next_power_of_2(layout.head_dim), 16)
-    attend_kernel[(plan.items_I5.shape[0], layout.kv_heads)](
-        q_NHD, positions_N, table_of_N, tables_SP, pool, scales, plan.items_I5, out_NHD, partial_XHD, lse_XH,
-        tables_SP.shape[1], layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window,
-        math.log2(math.e) / math.sqrt(size), PAGE=layout.page_size, SIZE=size, BLOCK_D=block_d, GROUP=group,
-        BLOCK_M=plan.lanes, BLOCK_T=BLOCK_T, QUANTISED=largest > 0, **attend_options(plan.lanes),
-    )  # fmt: skip
+    attend = _attend_wide if layout.parts == 1 else _attend
+    where = (q_NHD, positions_N, table_of_N, tables_SP, pool, plan.items_I5, out_NHD, partial_XHD, lse_XH)
+    attend(*where, layout, layer, window, plan.lanes)
     if plan.num_slots:
         merge_kernel[q_NHD.shape[:2]](
-            partial_XHD, lse_XH, plan.slots_NC, out_NHD, q_NHD.shape[1], plan.slots_NC.shape[1], SIZE=size,
-            BLOCK_D=block_d, num_warps=1,
+            partial_XHD, lse_XH, plan.slots_NC, out_NHD, q_NHD.shape[1], plan.slots_NC.shape[1], SIZE=layout.head_dim,
+            BLOCK_D=block_of(layout.head_dim), num_warps=1,
         )  # fmt: skip
     return out_NHD
+
+
+def _attend(
+    q_NHD: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor, pool: Tensor, items_I5: Tensor,
+    out_NHD: Tensor, partial_XHD: Tensor, lse_XH: Tensor, layout: PageLayout, layer: int, window: int, lanes: int,
+) -> None:  # fmt: skip
+    scales, largest = scales_of(pool)
+    attend_kernel[(items_I5.shape[0], layout.kv_heads)](
+        q_NHD, positions_N, table_of_N, tables_SP, pool, scales, items_I5, out_NHD, partial_XHD, lse_XH,
+        tables_SP.shape[1], layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window,
+        math.log2(math.e) / math.sqrt(layout.head_dim), PAGE=layout.page_size, SIZE=layout.head_dim,
+        BLOCK_D=block_of(layout.head_dim), GROUP=q_NHD.shape[1] // layout.kv_heads, BLOCK_M=lanes, BLOCK_T=BLOCK_T,
+        QUANTISED=largest > 0, **attend_options(lanes),
+    )  # fmt: skip
+
+
+def _attend_wide(
+    q_NHD: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor, pool: Tensor, items_I5: Tensor,
+    out_NHD: Tensor, partial_XHD: Tensor, lse_XH: Tensor, layout: PageLayout, layer: int, window: int, lanes: int,
+) -> None:  # fmt: skip
+    assert (layout.kv_heads, window, layout.scale_size) == (1, 0, 0), "no model has latents of this kind"
+    block_m = min(lanes, WIDE_LANES)
+    attend_wide_kernel[(items_I5.shape[0], triton.cdiv(lanes, block_m))](
+        q_NHD, positions_N, table_of_N, tables_SP, pool, items_I5, out_NHD, partial_XHD, lse_XH, tables_SP.shape[1],
+        layout.page_stride, layer * layout.layer_stride, q_NHD.shape[1], math.log2(math.e) / math.sqrt(layout.head_dim),
+        PAGE=layout.page_size, SIZE=layout.head_dim, BLOCK_M=block_m, BLOCK_T=WIDE_BLOCK_T, num_warps=WIDE_WARPS,
+        num_stages=WIDE_STAGES, **wide_blocks(layout.head_dim),
+    )  # fmt: skip
+
+
+def block_of(size: int) -> int:
+    """The tile that holds a head of this size."""
+    return max(int(triton.next_power_of_2(size)), 16)
+
+
+def wide_blocks(size: int) -> dict[str, int]:
+    """How `attend_wide_kernel` cuts the width of a key."""
+    block_a = 1 << (size.bit_length() - 1)
+    return {"BLOCK_A": block_a, "BLOCK_B": block_of(max(size - block_a, 1))}
 
 
 def tile_rows(group: int) -> int:

@@ -13,10 +13,11 @@ def paged_attention(
     """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
 
     The keys and values are in the pages already, those of the rows themselves too. Query head h uses KV head
-    h // (H // kv_heads). Pages wholly before the window are not looked at: their entries may be -1.
+    h // (H // kv_heads). Where a layout has one part, the values are the keys. Pages wholly before the window are not
+    looked at: their entries may be -1.
     """
     out_NHD = torch.empty_like(q_NHD)
-    view = pool.view(-1, layout.num_layers, 2, layout.kv_heads, layout.page_size, layout.head_dim)
+    view = pool.view(-1, layout.num_layers, layout.parts, layout.kv_heads, layout.page_size, layout.head_dim)
     for table in sorted(set(table_of_N.tolist())):
         rows_R = (table_of_N == table).nonzero().squeeze(1)
         positions_R = positions_N[rows_R]
@@ -24,7 +25,7 @@ def paged_attention(
         first_page = max(0, int(positions_R.min()) - window + 1) // layout.page_size if window else 0
         start = first_page * layout.page_size
         pages_P = tables_SP[table, first_page : -(-stop // layout.page_size)].long()
-        kv_2KTD = view[pages_P, layer].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : stop - start]
+        kv_2KTD = view[pages_P, layer].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : stop - start].expand(2, -1, -1, -1)
         out_NHD[rows_R] = _attend(q_NHD[rows_R], kv_2KTD, positions_R - start, window)
     return out_NHD
 

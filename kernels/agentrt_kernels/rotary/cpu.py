@@ -19,7 +19,7 @@ def rotary(
     The arguments are those of the reference. `qkv_NE` is overwritten.
     """
     heads_NGD = qkv_NE.view(qkv_NE.shape[0], -1, layout.head_dim)
-    num_heads = heads_NGD.shape[1] - 2 * layout.kv_heads
+    num_heads = heads_NGD.shape[1] - layout.parts * layout.kv_heads
     if norms is not None:
         q_weight_D, k_weight_D, eps = norms
         num_keys = layout.kv_heads
@@ -42,10 +42,12 @@ def _norm_heads(x_NGD: Any, num_heads: int, num_keys: int, q_weight_D: Any, k_we
 
 @ordered()
 def _turn(x_D: Any, cos_R: Any, sin_R: Any, out_D: Any) -> None:
-    half = cos_R.shape[0]
-    for d in range(half):
+    half, turned = out_D.shape[0] // 2, cos_R.shape[0]
+    for d in range(turned):
         out_D[d] = x_D[d] * cos_R[d] - x_D[half + d] * sin_R[d]
         out_D[half + d] = x_D[half + d] * cos_R[d] + x_D[d] * sin_R[d]
+    for d in range(turned, half):
+        out_D[d], out_D[half + d] = x_D[d], x_D[half + d]
 
 
 @ordered()
@@ -64,4 +66,5 @@ def _rotary(
         for k in range(kv_heads):
             place = start + k * page_size * size
             _turn(heads_NGD[n, num_heads + k], cos_R, sin_R, pool[place : place + size])
-            pool[place + kv_stride : place + kv_stride + size] = heads_NGD[n, num_heads + kv_heads + k]
+            if kv_stride > 0:
+                pool[place + kv_stride : place + kv_stride + size] = heads_NGD[n, num_heads + kv_heads + k]

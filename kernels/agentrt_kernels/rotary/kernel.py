@@ -11,16 +11,19 @@ def rotary_kernel(
     qkv_NE, cos_TR, sin_TR, positions_N, table_of_N, tables_SP,
     q_weight_D, k_weight_D, eps, pool, scales, q_NHD,
     num_places, page_stride, layer_offset, kv_stride, heads, kv_heads,
-    PAGE: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr, NORMED: tl.constexpr, LARGEST: tl.constexpr,
+    PAGE: tl.constexpr, HALF: tl.constexpr, TURNED: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    NORMED: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
-    """HALF is half a head's size, BLOCK the next power of two. Heads count through queries, keys, values.
+    """HALF is half a head's size, of which TURNED dimensions turn, BLOCK the next power of two.
+
+    Heads count through queries, keys and (with two PARTS) values.
 
     With LARGEST, the pool's elements are quantised up to it, and `scales` is the pool seen as float32.
     """
     n, g = tl.program_id(0).to(tl.int64), tl.program_id(1)
     r = tl.arange(0, BLOCK)
     inside = r < HALF
-    start = qkv_NE + (n * (heads + 2 * kv_heads) + g) * 2 * HALF
+    start = qkv_NE + (n * (heads + PARTS * kv_heads) + g) * 2 * HALF
     first = tl.load(start + r, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(start + HALF + r, mask=inside, other=0.0).to(tl.float32)
     position = tl.load(positions_N + n)
@@ -30,8 +33,8 @@ def rotary_kernel(
             weight_D = q_weight_D if g < heads else k_weight_D
             first = tl.load(weight_D + r, mask=inside, other=0.0).to(tl.float32) * (first * scale)
             second = tl.load(weight_D + HALF + r, mask=inside, other=0.0).to(tl.float32) * (second * scale)
-        cos = tl.load(cos_TR + position * HALF + r, mask=inside, other=0.0)
-        sin = tl.load(sin_TR + position * HALF + r, mask=inside, other=0.0)
+        cos = tl.load(cos_TR + position * TURNED + r, mask=r < TURNED, other=1.0)
+        sin = tl.load(sin_TR + position * TURNED + r, mask=r < TURNED, other=0.0)
         first, second = first * cos - second * sin, second * cos + first * sin
     if g < heads:
         out = q_NHD + (n * heads + g) * 2 * HALF

@@ -18,14 +18,15 @@ def rotary(
     """
     qkv_NE = qkv_NE.contiguous()
     rows, half = qkv_NE.shape[0], layout.head_dim // 2
-    heads = qkv_NE.shape[1] // layout.head_dim - 2 * layout.kv_heads
+    heads = qkv_NE.shape[1] // layout.head_dim - layout.parts * layout.kv_heads
     q_NHD = qkv_NE.new_empty(rows, heads, layout.head_dim)
     q_weight_D, k_weight_D, eps = norms if norms is not None else (qkv_NE, qkv_NE, 0.0)
     scales, largest = scales_of(pool)
-    rotary_kernel[(rows, heads + 2 * layout.kv_heads)](
+    rotary_kernel[(rows, heads + layout.parts * layout.kv_heads)](
         qkv_NE, cos_TR, sin_TR, positions_N, table_of_N, tables_SP.contiguous(), q_weight_D, k_weight_D, eps, pool,
         scales, q_NHD, tables_SP.shape[1], layout.page_stride, layer * layout.layer_stride, layout.kv_stride,
-        heads, layout.kv_heads, PAGE=layout.page_size, HALF=half, BLOCK=triton.next_power_of_2(half),
+        heads, layout.kv_heads, PAGE=layout.page_size, HALF=half,
+        TURNED=cos_TR.shape[1], PARTS=layout.parts, BLOCK=triton.next_power_of_2(half),
         NORMED=norms is not None, LARGEST=largest, num_warps=1,
     )  # fmt: skip
     return q_NHD

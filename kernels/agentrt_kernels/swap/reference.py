@@ -1,15 +1,13 @@
-"""Pages to and from one contiguous stretch, so that many pages cross the bus in one copy: the definition."""
+"""Copies of pages from one pool to another: the definition."""
+
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from agentrt_kernels.pages import PageLayout
 
+def copy_pages(source_PB: Tensor, target_PB: Tensor, sources: Sequence[int], targets: Sequence[int]) -> None:
+    """Page `sources[i]` of one pool becomes page `targets[i]` of the other; pages are rows of bytes.
 
-def gather_pages(pool: Tensor, layout: PageLayout, pages_P: Tensor) -> Tensor:
-    """Copies of the pages, one after another: `staged_PE`."""
-    return pool.view(-1, layout.page_stride)[pages_P]
-
-
-def scatter_pages(pool: Tensor, layout: PageLayout, pages_P: Tensor, staged_PE: Tensor) -> None:
-    """Put `staged_PE` into the pages; no page may be named twice."""
-    pool.view(-1, layout.page_stride)[pages_P] = staged_PE
+    No page is named twice among the targets. Either pool may be pinned memory of the host.
+    """
+    target_PB[list(targets)] = source_PB[list(sources)].to(target_PB.device)

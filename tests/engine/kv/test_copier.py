@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from agentrt.engine.kv.copier import ThreadCopier
+from agentrt.engine.kv.copier import HostMover, ThreadCopier
 from agentrt.engine.kv.pages import PageCopy
 
 
@@ -11,7 +11,7 @@ def test_row_22_a_job_keeps_its_own_list_of_copies() -> None:
     """What the caller does to its list afterwards does not reach copies under way; jobs of one way end in their order."""
     device = [np.arange(12.0).reshape(4, 3)]
     host = [np.zeros((4, 3))]
-    copier = ThreadCopier(device, host, checks=True)
+    copier = ThreadCopier(HostMover(device, host), checks=True)
     copies = [PageCopy(0, 1, 3), PageCopy(0, 2, 0)]
     saved = copier.start("save", copies)
     copies.clear()
@@ -27,7 +27,7 @@ def test_row_22_a_job_keeps_its_own_list_of_copies() -> None:
 
 
 def test_a_thread_that_raises_has_failed_all_its_copies() -> None:
-    copier = ThreadCopier([np.zeros((1, 1))], [np.zeros((1, 1))])
+    copier = ThreadCopier(HostMover([np.zeros((1, 1))], [np.zeros((1, 1))]))
     event = copier.start("save", [PageCopy(0, 0, 0), PageCopy(0, 7, 0)])
     assert event.wait(10)
     assert (list(event.failed), event.checksums) == ([0, 1], ())

@@ -34,6 +34,9 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[
         model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, 0.0, 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                torch.nn.init.normal_(buffer, 0.0, 0.3)
         folder = tmp_path_factory.mktemp(family)
         model.save_pretrained(folder)
         return folder, model

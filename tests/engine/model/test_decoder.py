@@ -19,6 +19,16 @@ GEMMA3: dict[str, Any] = {
     },
 }  # fmt: skip
 
+EXPERTS: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+LATENTS: dict[str, Any] = {
+    **EXPERTS, "num_key_value_heads": 6, "kv_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 12,
+    "n_routed_experts": 6, "first_k_dense_replace": 1,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 32, "mscale": 0.7,
+    "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+
 MODELS = {
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
     "llama": ("Llama", {"tie_word_embeddings": False, "num_key_value_heads": 6}),
@@ -52,6 +62,23 @@ MODELS = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
          }},
     ),
+    "qwen3-moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "num_experts": 5}),
+    "qwen3-moe-mixed": (
+        "Qwen3Moe",
+        {**EXPERTS, "head_dim": 16, "num_experts": 4, "norm_topk_prob": True, "num_hidden_layers": 4,
+         "decoder_sparse_step": 2, "mlp_only_layers": [3]},
+    ),
+    "deepseek-v2": ("DeepseekV2", {**LATENTS, "q_lora_rank": None}),
+    "deepseek-v2-groups": (
+        "DeepseekV2",
+        {**LATENTS, "q_lora_rank": 14, "topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2,
+         "routed_scaling_factor": 1.5, "rope_parameters": YARN},
+    ),
+    "deepseek-v3": ("DeepseekV3", {**LATENTS, "q_lora_rank": 14, "n_group": 3, "topk_group": 2}),
+    "deepseek-v3-yarn": (
+        "DeepseekV3",
+        {**LATENTS, "q_lora_rank": None, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_parameters": YARN},
+    ),
 }  # fmt: skip
 
 
@@ -79,7 +106,7 @@ def test_logits_equal_transformers(make_model: Any, run_chunks: Callable[..., An
     torch.testing.assert_close(run_chunks(decoder, prompts[:1], 37)[0], expected[0], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "qwen3", "mistral-window", "qwen3-moe-mixed", "deepseek-v3"])
 def test_c29_bits_do_not_depend_on_batch_or_chunks(make_model: Any, run_chunks: Callable[..., Any], name: str) -> None:
     family, changes = MODELS[name]
     decoder = load(make_model(family, **changes)[0], "cpu")
@@ -91,6 +118,13 @@ def test_c29_bits_do_not_depend_on_batch_or_chunks(make_model: Any, run_chunks: 
         assert torch.equal(together[at], alone), f"batch {batch}"
     for chunk in (1, 3, 16):
         assert torch.equal(run_chunks(decoder, [prompt(33)], chunk)[0], alone), f"chunk {chunk}"
+
+
+def test_a_latent_page_holds_one_vector_a_token(make_model: Any) -> None:
+    decoder = load(make_model("DeepseekV3", **LATENTS, q_lora_rank=14, n_group=3, topk_group=2)[0], "cpu")
+    (layout,) = decoder.page_layouts(16)
+    assert (layout.kv_heads, layout.head_dim, layout.kv_stride) == (1, 28, 0)
+    assert layout.page_stride == 2 * 16 * 28
 
 
 def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any]) -> None:

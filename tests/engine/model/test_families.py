@@ -31,8 +31,17 @@ FAMILIES = {
                        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
                    }},
     ),
+    "qwen3_moe": (
+        "Qwen3Moe", {"head_dim": 16, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
+                     "norm_topk_prob": True},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3", {"num_key_value_heads": 6, "q_lora_rank": 14, "kv_lora_rank": 20, "qk_rope_head_dim": 8,
+                       "qk_nope_head_dim": 10, "v_head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2,
+                       "moe_intermediate_size": 24, "first_k_dense_replace": 1, "n_group": 3, "topk_group": 2},
+    ),
 }  # fmt: skip
-GROUPS = {"llama": 1, "mistral": 1, "qwen2": 2, "qwen3": 1, "smollm3": 2, "gemma3": 2}
+GROUPS = {"llama": 1, "mistral": 1, "qwen2": 2, "qwen3": 1, "smollm3": 2, "gemma3": 2, "qwen3_moe": 1, "deepseek_v3": 1}
 """Cache groups: layers of all ids, layers of a window. Where all layers have the window, one group keeps all."""
 
 PROMPT = [(7 * i + i * i) % 61 for i in range(29)]

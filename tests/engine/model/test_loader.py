@@ -94,7 +94,7 @@ def test_missing_shards_are_named(folder: Path) -> None:
         ),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu' and only 'silu' is supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "the rope type 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "the rope type 'dynamic' is not supported"),
         ({"num_key_value_heads": 4}, "6 heads cannot share 4 KV heads evenly"),
         ({"vocab_size": "many"}, "vocab_size"),
     ],

@@ -1,0 +1,31 @@
+"""The tensors of a decoder, wherever its parts keep them: what a CUDA graph has the addresses of."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+
+def tensors_of(part: object) -> Iterator[Tensor]:
+    """Every tensor that a decoder holds, each once, in an order that follows from how it was made."""
+    yield from {id(tensor): tensor for tensor in _walk(part)}.values()
+
+
+@torch.no_grad()
+def overwrite(held: object, new: object) -> None:
+    """Give a decoder the numbers of another of the same config, in the memory that it has."""
+    for there, tensor in zip(tensors_of(held), tensors_of(new), strict=True):
+        there.copy_(tensor, non_blocking=True)
+
+
+def _walk(part: object) -> Iterator[Tensor]:
+    if isinstance(part, Tensor):
+        yield part
+    elif isinstance(part, list | tuple):
+        for inner in part:
+            yield from _walk(inner)
+    elif isinstance(part, partial):
+        yield from _walk([*part.args, *part.keywords.values()])
+    elif hasattr(part, "__dict__") and not isinstance(part, type):
+        yield from _walk(list(vars(part).values()))
