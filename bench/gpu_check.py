@@ -23,6 +23,7 @@ ROOT = Path(__file__).parent.parent
 TESTS_SECONDS = 200
 COPIED = 1 << (14 if DRY else 32)
 PRODUCT = 64 if DRY else 8192
+ROWS = 5 if DRY else 20
 SIZES: dict[str, Any] = {
     "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "max_position_embeddings": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
@@ -80,12 +81,12 @@ def logits_against_transformers(_: Peaks) -> Iterator[Line]:
             read = load_config(Path(folder))
             weights = {name: tensor.to(DEVICE) for name, tensor in read_weights(Path(folder), read).items()}
         ours = Decoder(read, weights, "launch")
-        batch = step_of(2, 0, 20, 16, only_last=False)
+        batch = step_of(2, 0, ROWS, 16, only_last=False)
         (layout,) = ours.page_layouts(16)
         kv = PagedKV(torch.zeros(batch.tables_GSP.size * layout.page_stride, device=DEVICE), layout)
         ids_N, positions_N, table_of_N, tables_GSP, rows_M = (torch.from_numpy(array).to(DEVICE) for array in batch[:5])
         found_NV = ours.forward(ids_N, positions_N, table_of_N, tables_GSP, [kv], rows_M)
-        expected_NV = theirs.to(DEVICE)(ids_N.view(2, 20)).logits.flatten(0, 1)
+        expected_NV = theirs.to(DEVICE)(ids_N.view(2, ROWS)).logits.flatten(0, 1)
         farthest = (found_NV - expected_NV).abs().max().item()
         yield Line(f"logits of {family}, the farthest from transformers' (fp32)", f"{farthest:.1e}", "1e-4")
 
