@@ -1,11 +1,16 @@
 """What the priced KV policy makes of agent traffic, beside simple rules and published ones, on a simulated H200.
 
     python bench/kv_policy.py [--quick] [--json] [--episodes 1000] [--seeds 5] [--phi 0.8,1.5,2,4] [--pool 125000]
+                              [--results FILE] [--seconds S] [--svg FILE]
 
 Every cell of oversubscription x link x host x model; the same episodes for each policy of a cell, told by the seed. The
 ratio is episodes an hour of `priced` over the best baseline's, its mean over seeds with a 95 % interval. InferCept's rule is
-given the durations of tools. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live
-episodes, for less work; `--quick` does that with 64 episodes, one seed and the eight corner cells of the 8B model.
+given the durations of tools. LRU, with and without a host, is also taken with its best cap on live episodes: the best of its
+runs at this oversubscription and below. `unlimited` is a device that everything fits, a bound and no baseline.
+
+`--results` appends every run to a file and takes from it what is there, so a long table can be made in pieces; `--seconds`
+ends a piece. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live episodes. `--quick`:
+200 episodes, one seed, the 8B model, the extreme cells.
 """
 
 import argparse
@@ -13,26 +18,34 @@ import itertools
 import math
 import statistics
 import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
-from agentrt.core.spec import KVPolicy
 from agentrt.sim.cell import simulate
-from agentrt.sim.spec import CellResult, SimSpec
+from agentrt.sim.plot import Series, svg
+from agentrt.sim.spec import CellResult, SimPolicy, SimSpec
 
-BASELINES: tuple[KVPolicy, ...] = ("lru", "lru_drop", "ttl", "cache_ttl", "infercept")
-PRICED: KVPolicy = "priced"
+BASELINES: tuple[SimPolicy, ...] = ("lru", "lru_drop", "ttl", "cache_ttl", "infercept")
+CAPPED: tuple[SimPolicy, ...] = ("lru", "lru_drop")
+CAPS = (1.0, 1.25)
+"""Caps on live episodes that are tried beside those of the table, as oversubscription."""
+HOSTLESS: tuple[SimPolicy, ...] = ("lru_drop", "unlimited")
+"""One run for all links and hosts."""
+POLICIES: tuple[SimPolicy, ...] = ("priced", *BASELINES, "unlimited")
 LINKS, HOSTS, MODELS = (50.0, 12.0), (4.0, 0.5), ("qwen3-8b", "qwen3-0.6b")
-QUICK_POOL, QUICK_EPISODES, QUICK_PHI = 62_500, 64, (0.8, 4.0)
+QUICK_EPISODES, QUICK_PHI, QUICK_CORNERS = 200, (1.5, 4.0), ((50.0, 4.0), (12.0, 0.5))
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """The 97.5 % point of Student's law, by the number of seeds."""
 
 
-def interval(ratios: list[float]) -> float | None:
-    """Half the width of the 95 % interval of their mean."""
-    if len(ratios) < 2:
-        return None
-    return STUDENT.get(len(ratios), 1.96) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+class Run(msgspec.Struct, frozen=True):
+    """One simulation."""
+
+    spec: SimSpec
+    result: CellResult
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,30 +55,106 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     link: float
     host: float
     model: str
-    policies: dict[str, list[CellResult]]
+    seeds: int
+    policies: dict[str, CellResult]
+    """Of the first seed."""
     episodes_per_hour: dict[str, float]
+    """Means over seeds; NAME@cap is with the best cap on live episodes."""
     best_baseline: str
     priced_over_best_baseline: float
     interval: float | None
     """Half the width of the 95 % interval; none for one seed."""
 
 
-def measure(spec: SimSpec, seeds: int) -> Cell:
-    """One cell: every policy under every seed, policies interleaved."""
-    results: dict[str, list[CellResult]] = {policy: [] for policy in (PRICED, *BASELINES)}
-    for seed, (policy, cells) in itertools.product(range(seeds), results.items()):
-        cells.append(simulate(spec.with_(policy=policy, seed=seed)))
-    speeds = {policy: statistics.fmean(one.episodes_per_hour for one in cells) for policy, cells in results.items()}
-    best = max(BASELINES, key=lambda policy: speeds[policy])
-    ratios = [
-        ours.episodes_per_hour / theirs.episodes_per_hour
-        for ours, theirs in zip(results[PRICED], results[best], strict=True)
-    ]
+class Results:
+    """The runs there are, in memory and in a file."""
+
+    def __init__(self, path: Path | None, seconds: float) -> None:
+        self._path, self._until = path, time.monotonic() + seconds
+        lines = path.read_bytes().splitlines() if path is not None and path.exists() else []
+        self._runs = {run.spec: run.result for run in (msgspec.json.decode(line, type=Run) for line in lines)}
+
+    def get(self, spec: SimSpec) -> CellResult | None:
+        """A run's result: from before, or made now; None if there is no time left to make it."""
+        if spec.policy in HOSTLESS:
+            spec = spec.with_(link_gigabytes=LINKS[0], host_share=0.0)
+        if spec not in self._runs and time.monotonic() < self._until:
+            self._runs[spec] = simulate(spec)
+            print(f"{described(spec)}: {self._runs[spec].episodes_per_hour:,.0f}/h", file=sys.stderr, flush=True)
+            if self._path is not None:
+                with self._path.open("ab") as file:
+                    file.write(msgspec.json.encode(Run(spec, self._runs[spec])) + b"\n")
+        return self._runs.get(spec)
+
+
+def described(spec: SimSpec) -> str:
+    """A cell, for people."""
+    link, host = f"{spec.link_gigabytes:g} GB/s", f"host {spec.host_share:g}x"
+    return f"phi {spec.phi:g}, {link}, {host}, {spec.model}, {spec.policy}, seed {spec.seed}"
+
+
+def interval(ratios: list[float]) -> float | None:
+    """Half the width of the 95 % interval of their mean."""
+    if len(ratios) < 2:
+        return None
+    return STUDENT.get(len(ratios), 1.96) * statistics.stdev(ratios) / math.sqrt(len(ratios))
+
+
+def measure(spec: SimSpec, seeds: int, phis: list[float], results: Results) -> Cell | None:
+    """One cell, every policy under every seed; None if there was no time for all of it."""
+    speeds: dict[str, list[float]] = {}
+    first: dict[str, CellResult] = {}
+    for policy, seed in itertools.product(POLICIES, range(seeds)):
+        result = results.get(spec.with_(policy=policy, seed=seed))
+        if result is None:
+            return None
+        first.setdefault(policy, result)
+        speeds.setdefault(policy, []).append(result.episodes_per_hour)
+    for policy in CAPPED:
+        caps = sorted({phi for phi in (*phis, *CAPS) if phi <= spec.phi})
+        runs = [[results.get(spec.with_(policy=policy, seed=seed, phi=cap)) for seed in range(seeds)] for cap in caps]
+        capped = [[one.episodes_per_hour for one in run if one is not None] for run in runs]
+        if any(len(run) < seeds for run in capped):
+            return None
+        speeds[f"{policy}@cap"] = max(capped, key=statistics.fmean)
+    means = {name: statistics.fmean(of) for name, of in speeds.items()}
+    best = max((name for name in speeds if name not in ("priced", "unlimited")), key=lambda name: means[name])
+    ratios = [ours / theirs for ours, theirs in zip(speeds["priced"], speeds[best], strict=True)]
     return Cell(
-        phi=spec.phi, link=spec.link_gigabytes, host=spec.host_share, model=spec.model, policies=results,
-        episodes_per_hour=speeds, best_baseline=best, priced_over_best_baseline=statistics.fmean(ratios),
+        phi=spec.phi, link=spec.link_gigabytes, host=spec.host_share, model=spec.model, seeds=seeds, policies=first,
+        episodes_per_hour=means, best_baseline=best, priced_over_best_baseline=statistics.fmean(ratios),
         interval=interval(ratios),
     )  # fmt: skip
+
+
+def report(cell: Cell) -> None:
+    """One line for people."""
+    said = ", ".join(f"{name} {speed:,.0f}" for name, speed in cell.episodes_per_hour.items())
+    spread = "" if cell.interval is None else f" +- {cell.interval:.3f}"
+    ratio = f"x{cell.priced_over_best_baseline:.3f}{spread} of {cell.best_baseline}"
+    print(f"phi {cell.phi:g} link {cell.link:g} GB/s host {cell.host:g}x {cell.model}: {said}; {ratio}", flush=True)
+
+
+def plotted(cells: list[Cell], model: str) -> str:
+    """Episodes an hour against oversubscription, a panel for each link and host."""
+    panels: dict[str, list[Series]] = {}
+    for link, host in itertools.product(LINKS, HOSTS):
+        those = [cell for cell in cells if (cell.link, cell.host, cell.model) == (link, host, model)]
+        if those:
+            names = list(those[0].episodes_per_hour)
+            panels[f"{link:g} GB/s, host {host:g} x the pool"] = [
+                Series(name, [(cell.phi, cell.episodes_per_hour[name]) for cell in those]) for name in names
+            ]
+    return svg(panels, across="oversubscription", up="episodes an hour")
+
+
+def wanted(given: argparse.Namespace, phis: list[float]) -> Iterator[SimSpec]:
+    """The cells to measure."""
+    spec = SimSpec(episodes=given.episodes, pool_tokens=given.pool, page_size=128)
+    corners = QUICK_CORNERS if given.quick else tuple(itertools.product(LINKS, HOSTS))
+    models = MODELS[:1] if given.quick else given.models.split(",")
+    for model, (link, host), phi in itertools.product(models, corners, phis):
+        yield spec.with_(model=model, link_gigabytes=link, host_share=host, phi=phi)
 
 
 def main() -> None:
@@ -76,22 +165,24 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=1000)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--phi", default="0.8,1.5,2,4")
+    parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--pool", type=int)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--svg", type=Path)
     given = parser.parse_args()
     phis: list[float] = [float(one) for one in given.phi.split(",")]
-    models, seeds = list(MODELS), given.seeds
-    spec = SimSpec(episodes=given.episodes, pool_tokens=given.pool, page_size=128)
     if given.quick:
-        phis, models, seeds = list(QUICK_PHI), models[:1], 1
-        spec = spec.with_(episodes=QUICK_EPISODES, pool_tokens=QUICK_POOL)
+        given.episodes, given.seeds, phis = QUICK_EPISODES, 1, list(QUICK_PHI)
+    results = Results(given.results, given.seconds)
     cells = []
-    for phi, link, host, model in itertools.product(phis, LINKS, HOSTS, models):
-        cell = measure(spec.with_(phi=phi, link_gigabytes=link, host_share=host, model=model), seeds)
-        said = ", ".join(f"{name} {speed:,.0f}" for name, speed in cell.episodes_per_hour.items())
-        spread = "" if cell.interval is None else f" +- {cell.interval:.3f}"
-        ratio = f"x{cell.priced_over_best_baseline:.3f}{spread} of {cell.best_baseline}"
-        print(f"phi {phi:g} link {link:g} GB/s host {host:g}x {model}: {said}; {ratio}", file=sys.stderr, flush=True)
-        cells.append(cell)
+    for spec in wanted(given, phis):
+        cell = measure(spec, given.seeds, phis, results)
+        if cell is not None:
+            report(cell)
+            cells.append(cell)
+    if given.svg is not None and cells:
+        given.svg.write_text(plotted(cells, cells[0].model))
     if given.json:
         print(msgspec.json.encode({"cells": cells}).decode())
 

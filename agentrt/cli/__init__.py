@@ -12,6 +12,7 @@ from agentrt.cli.init import init
 from agentrt.cli.launch import INTERRUPTED
 from agentrt.cli.mismatch import mismatch
 from agentrt.cli.pull import pull
+from agentrt.cli.replay import replay
 from agentrt.cli.run import run
 from agentrt.cli.serve import serve
 from agentrt.cli.sim import sim
@@ -29,6 +30,7 @@ app.command()(describe)
 app.command()(init)
 app.command()(export)
 app.command()(sim)
+app.command()(replay)
 app.command()(mismatch)
 app.command()(pull)
 app.command()(doctor)

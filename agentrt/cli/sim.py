@@ -35,18 +35,20 @@ def sim(
     cells = [
         simulate(convert(msgspec.to_builtins(given) | {"policy": policy, "phi": one}, SimSpec, where))
         for one in _numbers(phi, given.phi)
-        for policy in _policies(policies, given.policy)
+        for policy in chosen_policies(policies, given.policy)
     ]
     results().print(render(cells))
     if as_json:
         print(msgspec.json.encode({"cells": cells}).decode(), flush=True)
 
 
-def _policies(names: str | None, default: str) -> list[str]:
+def chosen_policies(names: str | None, default: str) -> list[str]:
+    """The policies named, or the default. `UsageError` for one that there is not."""
+    known = (*get_args(KVPolicy), "unlimited")
     chosen = names.split(",") if names else [default]
     for name in chosen:
-        if name not in get_args(KVPolicy):
-            raise UsageError(f"there is no policy {name!r}; {nearest(name, get_args(KVPolicy))}")
+        if name not in known:
+            raise UsageError(f"there is no policy {name!r}; {nearest(name, known)}")
     return chosen
 
 

@@ -24,6 +24,14 @@ def is_virtual() -> bool:
     return isinstance(trio.lowlevel.current_clock(), testing.MockClock)
 
 
+def next_wake() -> float:
+    """In virtual time, when the next task of the loop goes on by itself: now, if one can already."""
+    import trio  # it runs this loop, so it is there
+
+    counts = trio.lowlevel.current_statistics()
+    return now() + (0.0 if counts.tasks_runnable else counts.seconds_to_next_deadline)
+
+
 def refuse_in_virtual_time(what: str) -> None:
     """Raise `RuntimeError` if the loop runs in virtual time: `what` (a thread, a process) takes real time."""
     if is_virtual():

@@ -119,6 +119,9 @@ KVPolicy = Literal["priced", "lru", "lru_drop", "ttl", "cache_ttl", "infercept"]
 started; the rules of Continuum and InferCept, to compare with."""
 
 
+ServiceOrder = Literal["arrival", "synchronous", "asynchronous"]
+
+
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The engine: in this process, or on servers."""
 
@@ -148,6 +151,9 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Which conversations keep their KV when pages are needed (`agentrt.engine.kv.policy`)."""
     kv_ttl_seconds: float = 2.0
     """How long the policy `ttl` keeps a conversation's KV on the device after its tool has started."""
+    order: ServiceOrder = "arrival"
+    """Whose turns are served first: who came first; for a trainer that waits for all, who has most left; for one that takes
+    groups as they become whole, the oldest policy version, then the group with the fewest members left."""
     speculate: Literal["off", "auto"] = "off"
     """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
     verifier: Verifier = "coupled"

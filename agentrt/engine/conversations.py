@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from agentrt.engine.forecast import Growth, Lengths, Returns
 from agentrt.engine.kv.lease import Lease
+from agentrt.engine.readiness import Readiness
 from agentrt.engine.scheduler import Returning
 from agentrt.engine.sequence import Sequence
 
@@ -15,7 +16,8 @@ from agentrt.engine.sequence import Sequence
 class _Rest:
     """A conversation after a turn."""
 
-    rank: float
+    place: float
+    """When it came: its place among those of the same rank."""
     tokens: int
     max_tokens: int
     """Of the last turn: the next is expected to have as many."""
@@ -26,13 +28,14 @@ class _Rest:
 class Conversations:
     """Told what happens to leases; says who is expected back. A conversation keeps its rank over a tool call."""
 
-    def __init__(self) -> None:
+    def __init__(self, readiness: Readiness) -> None:
+        self._readiness = readiness
         self._resting: dict[Lease, _Rest] = {}
         self._returns = Returns()
 
     def turn_ended(self, sequence: Sequence) -> None:
         """A turn is over, in whatever way."""
-        self._resting[sequence.lease] = _Rest(sequence.rank, len(sequence.tokens), sequence.max_tokens)
+        self._resting[sequence.lease] = _Rest(sequence.rank[-1], len(sequence.tokens), sequence.max_tokens)
 
     def pause(self, lease: Lease, step: int) -> None:
         """A tool runs for this conversation from now on."""
@@ -40,17 +43,24 @@ class Conversations:
             rest.paused = step
 
     def come(self, sequence: Sequence, now: float, step: int) -> None:
-        """A request was made: give it its rank, its arrival or, after a tool call, that of the turn before."""
+        """A request was made: give it its rank. After a tool call it has the place of the turn before."""
         rest = self._resting.pop(sequence.lease, None)
         if rest is None or rest.paused < 0:
-            sequence.rank = now
+            self.rank(sequence, now)
             return
-        sequence.rank = rest.rank
+        self.rank(sequence, rest.place)
         self._returns.add(step - rest.paused, len(sequence.tokens) - rest.tokens)
+
+    def rank(self, sequence: Sequence, place: float) -> None:
+        """Rank a request that came at `place`."""
+        lease = sequence.lease
+        sequence.rank = lease.rank = self._readiness.rank(lease.hints, len(sequence.tokens), place)
 
     def forget(self, lease: Lease) -> None:
         """The conversation is over."""
-        self._resting.pop(lease, None)
+        rest = self._resting.pop(lease, None)
+        if rest is not None:
+            self._readiness.ended(lease.hints.group, rest.tokens)
 
     def returning(self, step: int, lengths: Lengths) -> dict[Lease, Returning]:
         """Those that keep pages while their tool runs and are expected back, the soonest first."""

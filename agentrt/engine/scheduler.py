@@ -5,7 +5,7 @@ that wait, oldest first. Every kind is the same thing here: a sequence has `know
 the step computes some of the difference; where it computes the last known id, it samples the next.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
 
 
 def plan_step(
-    running: Sequence[Demand], waiting: Sequence[Demand], capacity: Capacity, returning: Sequence[Returning] = ()
+    running: Sequence[Demand], waiting: Iterable[Demand], capacity: Capacity, returning: Sequence[Returning] = ()
 ) -> Plan:
     """The chunks of the next step. `running` and `waiting` are in order of rank, and admission keeps it.
 
@@ -127,7 +127,7 @@ def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
 
 def _admit(
     running: Sequence[Demand],
-    waiting: Sequence[Demand],
+    waiting: Iterable[Demand],
     left: Capacity,
     capacity: Capacity,
     returning: Sequence[Returning],

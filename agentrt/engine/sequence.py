@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from agentrt.core.protocol import FinishReason, Grammar, KVUsage
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Floats, IntArray, Tokens
-from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.lease import Lease, Rank
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.stopping import StopStrings
 
@@ -59,8 +59,8 @@ class Sequence:
     matched_stop: int | str | None = None
     error: str = ""
     """Why the engine gave this request up; it is finished then."""
-    rank: float = 0.0
-    """Who came first is served first and preempted last. A turn after a tool call has the rank of the turn before it."""
+    rank: Rank = (0.0,)
+    """The lower is served first and preempted last. A turn after a tool call keeps the place of the turn before it."""
     arrived: float = 0.0
     started: float = 0.0
     first_token: float = 0.0

@@ -2,9 +2,14 @@
 
 Steps take what a roofline says of a device and a model's shape, copies what a link of a given speed does; which ids come is
 the caller's word (`Script`). Steps run in the event loop, in a task of the service's own, since a thread would take real time.
+
+While the same sequences decode and nobody else is to act, steps differ by their number only. Then the rows of many are done
+together (`SimulatedCore._leap`): all that a step decides is decided in each, at its own time, and the result is the same.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
@@ -17,6 +22,7 @@ from agentrt.core.protocol import EngineInfo, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.group import size_groups
+from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Direction, Event, Host
 from agentrt.engine.sampler import Drawn, Logits
@@ -95,6 +101,10 @@ class Roofline(NamedTuple):
             rows += length
             row_keys += length * (start + (length + 1) / 2)
             keys += start + length
+        return self.seconds_of(rows, row_keys, keys)
+
+    def seconds_of(self, rows: float, row_keys: float, keys: float) -> float:
+        """Of a step with so many rows, pairs of a row and a key that it attends, and keys that are read."""
         flops = 2 * self.shape.parameters * rows + self.shape.row_key_flops * row_keys
         read = 2 * self.shape.parameters + self.shape.token_bytes * keys
         device = self.device
@@ -105,13 +115,17 @@ class Roofline(NamedTuple):
 class Ahead:
     """The clock of an engine that has spent time which the event loop has not slept yet."""
 
-    __slots__ = ("spent",)
+    __slots__ = ("_loop", "spent")
 
     def __init__(self) -> None:
-        self.spent = 0.0
+        self.spent = self._loop = 0.0
 
     def __call__(self) -> float:
-        return clock.now() + self.spent
+        return self._loop + self.spent
+
+    def look(self) -> None:
+        """Read the loop's clock, as whoever has waited must."""
+        self._loop = clock.now()
 
     def take(self) -> float:
         """What is to be slept."""
@@ -173,19 +187,40 @@ class VirtualRunner:
         raise WeightsError("a simulated engine has no weights to update")
 
 
+class Say(NamedTuple):
+    """A turn: the same id over and over, and an id that ends it."""
+
+    token_id: int
+    length: int
+    """Ids in all."""
+    end_id: int
+
+
 class Script(Protocol):
     """What the policy says."""
 
-    def next_id(self, sequence: EngineSequence) -> int:
-        """The id that comes next in a turn."""
+    def say(self, sequence: EngineSequence) -> Say:
+        """The turn of a sequence that samples its first id."""
 
 
 class SimulatedCore(EngineCore):
-    """`EngineCore` whose steps take time and compute nothing."""
+    """`EngineCore` whose steps take time and compute nothing.
 
-    def __init__(self, runner: VirtualRunner, spec: EngineSpec, script: Script, vocab_size: int) -> None:
+    `horizon` says until when nobody else acts: steps that begin before are done together where that makes no difference.
+    """
+
+    def __init__(
+        self, runner: VirtualRunner, spec: EngineSpec, script: Script, vocab_size: int,
+        horizon: Callable[[], float],
+    ) -> None:  # fmt: skip
         super().__init__(runner, spec, vocab_size=vocab_size, bytes_of=lambda _: b"", clock=runner.now)
-        self._roofline, self._now, self._script = runner.roofline, runner.now, script
+        self._roofline, self._now, self._script, self._horizon = runner.roofline, runner.now, script, horizon
+        self._says: dict[EngineSequence, Say] = {}
+
+    def step(self) -> list[EngineSequence]:
+        """See `EngineCore.step`; may be several at once, of which only the last one ends sequences."""
+        finished = self._leap()
+        return super().step() if finished is None else finished
 
     def _run(self, chunks: list[tuple[EngineSequence, int]]) -> tuple[list[EngineSequence], Logits]:
         self._now.spent += self._roofline.seconds((sequence.lease.computed, count) for sequence, count in chunks)
@@ -193,7 +228,77 @@ class SimulatedCore(EngineCore):
 
     def _commit(self, sampling: Sequence[EngineSequence], logits_MV: Logits) -> None:
         for sequence in sampling:
-            self._append(sequence, Drawn(self._script.next_id(sequence), LOGPROB, LOGPROB, 0.0))
+            if sequence.num_noted == 0:
+                self._says[sequence] = self._script.say(sequence)
+            self._say(sequence, 1)
+
+    def _leave(self, sequence: EngineSequence) -> None:
+        self._says.pop(sequence, None)
+        super()._leave(sequence)
+
+    def _say(self, sequence: EngineSequence, count: int) -> None:
+        """Append the next `count` ids of a turn; the first one, and the last, as every engine does."""
+        say, said = self._says[sequence], sequence.num_noted
+        is_last = said + count == say.length
+        plain = count - (said == 0 or is_last)
+        if plain:
+            sequence.tokens.commit_all([say.token_id] * plain, [LOGPROB] * plain, self.version)
+            sequence.raw_logprobs.extend([LOGPROB] * plain)
+            sequence.kept_logmass.extend([0.0] * plain)
+            sequence.counts[say.token_id] += plain
+            sequence.num_noted += plain
+            self._totals.sampled += plain
+        if plain < count:
+            self._append(sequence, Drawn(say.end_id if is_last else say.token_id, LOGPROB, LOGPROB, 0.0))
+
+    def _leap(self) -> list[EngineSequence] | None:
+        """Those steps that only add an id to each sequence that runs; None if the next one is not of that kind."""
+        rows = [sequence for sequence in self.running if sequence.lease.job is None]
+        if self.update or not rows or not all(sequence.is_decoding for sequence in rows):
+            return None
+        most, steps, growing = self._shortest(rows), 0, self._growing(rows)
+        keys = sum(sequence.lease.computed for sequence in rows)
+        num_loading, until = len(self.running) - len(rows), math.inf
+        while steps < most and self._now() < until and self._goes_on(growing.get(steps, ()), num_loading):
+            until = until if steps else self._horizon()
+            started = self._now()
+            for lease in growing.get(steps, ()):
+                self.cache.grow(lease, len(lease.pages) * self.cache.page_size + 1)
+            self._start_copies(self._is_refused)
+            attended = keys + steps * len(rows)
+            self._now.spent += self._roofline.seconds_of(len(rows), attended + len(rows), attended + len(rows))
+            self._step_seconds = self._now() - started
+            self.cache.costs.note_work(len(rows), 0.0, attended, self._step_seconds)
+            self._totals.steps += 1
+            steps += 1
+        return self._end_leap(rows, steps) if steps else None
+
+    def _end_leap(self, rows: list[EngineSequence], steps: int) -> list[EngineSequence]:
+        for sequence in rows:
+            self.cache.advance(sequence.lease, sequence.tokens.token_ids, steps)
+            self._say(sequence, steps)
+        finished = [sequence for sequence in rows if sequence.is_finished]
+        for sequence in finished:
+            self._leave(sequence)
+        return finished
+
+    def _shortest(self, rows: list[EngineSequence]) -> int:
+        """Steps until the first of them ends its turn, or could need a second page."""
+        left = min(self._says[sequence].length - sequence.num_noted for sequence in rows)
+        return min(left, self.cache.page_size)
+
+    def _growing(self, rows: list[EngineSequence]) -> dict[int, list[Lease]]:
+        """Who needs a further page, by the number of the step from now on."""
+        growing = defaultdict[int, list[Lease]](list)
+        for lease in (sequence.lease for sequence in rows):
+            growing[len(lease.pages) * self.cache.page_size - lease.computed].append(lease)
+        return growing
+
+    def _goes_on(self, growing: Sequence[Lease], num_loading: int) -> bool:
+        """What a step looks at before its rows: copies that ended, the line, pages. False if it has to do more about it."""
+        self._send_back(self.cache.poll())
+        loading = sum(sequence.lease.job is not None for sequence in self.running)
+        return not self._hears_line() and len(growing) <= self.cache.pool.num_available and loading == num_loading
 
 
 class SimulatedEngine(EngineService):
@@ -228,6 +333,7 @@ class SimulatedEngine(EngineService):
         """Step after step, as the step thread does; a bug ends every request with `EngineFailure`."""
         try:
             while not self._is_closing or self._commands:
+                self._now.look()
                 while self._commands:
                     self._commands.popleft()()
                 if self.core.is_idle:

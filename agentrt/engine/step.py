@@ -23,10 +23,11 @@ from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.choose import make_policy
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import Lease, Pause
+from agentrt.engine.kv.lease import Lease, Pause, Rank, State
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.tiers import Host
+from agentrt.engine.readiness import Readiness
 from agentrt.engine.sampler import Drawn, Logits, laws_of, sample, score
 from agentrt.engine.scheduler import Capacity, Demand, Plan, plan_step
 from agentrt.engine.sequence import Sequence
@@ -42,6 +43,8 @@ STANDBY_SECONDS = 0.01
 """How long a step without anything to compute waits for a copy, before it sees to what else was asked of the engine."""
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
+DEAF_SECONDS = 0.1
+"""A line whose head was refused is not looked at again so soon, unless a turn comes or ends or pages come free."""
 
 
 class StallError(EngineFailure):
@@ -122,8 +125,10 @@ class EngineCore:
         self.speculator = Speculator(spec.draft_length) if spec.speculate == "auto" else None
         self._totals = _Totals()
         self._lengths = Lengths()
-        self._conversations = Conversations()
+        self._conversations = Conversations(Readiness(spec.order))
         self._step_seconds = 0.0
+        self._deaf_until, self._refused = -math.inf, 0
+        """Until when the line is not looked at, if its head was refused, and the pages that were too few for it."""
 
     @property
     def is_idle(self) -> bool:
@@ -144,6 +149,8 @@ class EngineCore:
     def submit(self, sequence: Sequence, lease: Lease) -> None:
         """Queue a request. The service has checked that it can be served."""
         self.cache.unpause(lease)
+        if lease.state is State.OPEN:
+            self.cache.enroll(lease)
         sequence.lease, sequence.arrived, lease.is_wanted = lease, self.clock(), True
         self._conversations.come(sequence, sequence.arrived, self._totals.steps)
         if self.update:
@@ -251,20 +258,43 @@ class EngineCore:
 
     def _plan(self) -> tuple[list[tuple[Sequence, int]], bool]:
         """The chunks of the next step, with room made for them; and whether somebody lacks room still."""
+        line = self._line() if self._hears_line() else []
         while True:
-            running = [self._demand(slot, sequence) for slot, sequence in enumerate(self.running)]
-            line = self.waiting[: self.spec.max_batch]
-            waiting = [self._demand(slot, sequence) for slot, sequence in enumerate(line)]
+            running = [self._demand(slot, sequence, forecast=bool(line)) for slot, sequence in enumerate(self.running)]
+            waiting = (self._demand(slot, sequence) for slot, sequence in line)
             returning = self._conversations.returning(self._totals.steps, self._lengths) if line else {}
             plan = plan_step(running, waiting, self._capacity(), list(returning.values())[: self.spec.max_batch])
             spared = [self.waiting[slot].lease for slot, _ in plan.admitted] + list(returning)[: plan.num_expected]
+            if plan.lacking and not plan.is_stuck:
+                spared.append(next(sequence.lease for slot, sequence in line if slot not in dict(plan.admitted)))
             if not plan.lacking or not self._make_room(plan, spared):
                 break
+            line = self._line()
+        if line:
+            self._deaf_until = self.clock() + DEAF_SECONDS if plan.lacking else -math.inf
+            self._refused = self.cache.pool.num_available
         chunks = [(self.running[slot], count) for slot, count in plan.running]
         for sequence, count in chunks:
             if sequence.draft.ids and count == 1:  # there was no room for it
                 sequence.draft = NO_DRAFT
-        return chunks + self._admit([(self.waiting[slot], count) for slot, count in plan.admitted]), plan.lacking > 0
+        admitted = self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
+        return chunks + admitted, plan.lacking > 0 or self._is_refused
+
+    def _line(self) -> List[tuple[int, Sequence]]:
+        """Those who may be let in next, with their places among all that wait. While nothing runs, that is everybody."""
+        is_open = not self.running
+        line = [(slot, one) for slot, one in enumerate(self.waiting) if is_open or self.cache.is_inside(one.lease)]
+        return line[: self.spec.max_batch]
+
+    def _hears_line(self) -> bool:
+        """Whether those who wait are to be looked at before the next step."""
+        is_deaf = self.clock() < self._deaf_until and self.cache.pool.num_available <= self._refused
+        return bool(self.waiting) and not (is_deaf and self.running)
+
+    @property
+    def _is_refused(self) -> bool:
+        """The head of the line was refused when it was last looked at: somebody lacks room."""
+        return self._deaf_until > -math.inf
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter.
@@ -287,13 +317,12 @@ class EngineCore:
         return admitted
 
     def _queue(self, sequence: Sequence) -> None:
+        self._deaf_until = -math.inf
         insort(self.waiting, sequence, key=_rank)
 
     def _make_room(self, plan: Plan, spared: List[Lease]) -> bool:
         """Free pages for the plan: of idle leases but for `spared`, else of the youngest that runs. False if nothing helps."""
         is_stuck = plan.is_stuck or not (self.running or plan.admitted)
-        if not plan.is_stuck:
-            spared = [*spared, self.waiting[len(plan.admitted)].lease]
         if self.cache.make_room(plan.lacking, waiting=len(self.waiting), is_stuck=is_stuck, spared=spared):
             return True
         if is_stuck and self.cache.wait_for_parking():
@@ -433,12 +462,13 @@ class EngineCore:
         """What runs waits to be let in again, with what it has sampled as part of its context."""
         for sequence in list(self.running):
             if at_the_end:
-                sequence.rank = self.clock()
+                self._conversations.rank(sequence, self.clock())
             self._return(sequence)
 
     def _leave(self, sequence: Sequence) -> None:
         queue = next(queue for queue in (self.running, self.waiting, self.held) if sequence in queue)
         queue.remove(sequence)
+        self._deaf_until = -math.inf
         sequence.lease.is_wanted = False
         if sequence.lease.is_running:
             self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
@@ -450,15 +480,22 @@ class EngineCore:
         if sequence.finish_reason != "abort" and not sequence.num_scored:
             self._lengths.add(sequence.num_sampled)
 
-    def _demand(self, slot: int, sequence: Sequence) -> Demand:
+    def _demand(self, slot: int, sequence: Sequence, *, forecast: bool = True) -> Demand:
+        """Without a `forecast`, its growth is not looked up: that is asked only for the sake of those who wait."""
         lease = sequence.lease
-        growth, drafted = max(sequence.max_tokens - sequence.num_sampled, 0), len(sequence.draft.ids)
-        if sequence.preemptions < RESERVE_AFTER:
-            growth = self._lengths.left(sequence.num_sampled, sequence.max_tokens)
+        growth = self._growth(sequence) if forecast else 0
         group = "" if lease.anchor else sequence.group  # one that had its prompt already waits for nobody's
         is_loading = lease.job is not None and lease.is_running
-        arriving = self.cache.arriving(lease)
-        return Demand(slot, sequence.known, arriving, len(lease.pages), growth, group, drafted, is_loading)
+        computed = lease.computed if lease.job is None else self.cache.arriving(lease)
+        return Demand(
+            slot, sequence.known, computed, len(lease.pages), growth, group, len(sequence.draft.ids), is_loading
+        )
+
+    def _growth(self, sequence: Sequence) -> int:
+        """Ids it may sample still, as far as turns show; all that its limit leaves, once it was preempted often."""
+        if sequence.preemptions < RESERVE_AFTER:
+            return self._lengths.left(sequence.num_sampled, sequence.max_tokens)
+        return max(sequence.max_tokens - sequence.num_sampled, 0)
 
     def _capacity(self) -> Capacity:
         spec, cache = self.spec, self.cache
@@ -467,5 +504,5 @@ class EngineCore:
         )
 
 
-def _rank(sequence: Sequence) -> float:
+def _rank(sequence: Sequence) -> Rank:
     return sequence.rank

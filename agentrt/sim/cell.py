@@ -13,52 +13,46 @@ from agentrt.core.records import EpisodeRecord, GroupRecord
 from agentrt.core.spec import EngineSpec, Limits, RunSpec
 from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore, SimulatedEngine, VirtualRunner
 from agentrt.rollout.dispatcher import dispatch
-from agentrt.rollout.order import chosen_tasks
-from agentrt.rollout.resume import Ledger
 from agentrt.rollout.setup import Setup
+from agentrt.sim.load import Load, Played, TrafficLoad
 from agentrt.sim.spec import CellResult, SimSpec
-from agentrt.sim.traffic import VOCAB_SIZE, Policy, Renderer, TrafficEnvironment, TrafficRunner
+from agentrt.sim.traffic import VOCAB_SIZE, TrafficRunner
 
 FORETOLD = "infercept"
 """The policy that is given the durations of tools."""
 
 
-def simulate(spec: SimSpec) -> CellResult:
-    """Run one cell. `UsageError` without trio, whose mock clock it needs."""
+def simulate(spec: SimSpec, load: Load | None = None) -> CellResult:
+    """Run one cell, over the traffic of the spec or over `load`. `UsageError` without trio, whose mock clock it needs."""
     try:
         from trio.testing import MockClock
     except ImportError as error:
-        raise UsageError("a simulation runs on trio's mock clock; install trio") from error
+        raise UsageError("a simulation runs on trio's mock clock; install agentrt[sim]") from error
     options = {"clock": MockClock(autojump_threshold=0)}
-    return anyio.run(_simulate, spec, backend="trio", backend_options=options)
+    load = load or TrafficLoad(spec.traffic)
+    return anyio.run(_simulate, spec, load, backend="trio", backend_options=options)
 
 
-async def _simulate(spec: SimSpec) -> CellResult:
+async def _simulate(spec: SimSpec, load: Load) -> CellResult:
     started = time.perf_counter()
     roofline = Roofline(DEVICES[spec.device], SHAPES[spec.model])
-    pool = spec.pool_tokens or roofline.pool_tokens
-    host = int(spec.host_share * pool)
-    engine_spec = EngineSpec(
-        page_size=spec.page_size, kv_tokens=pool, host_tokens=host,
-        max_batch=spec.max_batch, step_tokens=spec.step_tokens, kv_policy=spec.policy, kv_ttl_seconds=spec.ttl_seconds,
-    )  # fmt: skip
-    runner = VirtualRunner(roofline, engine_spec, host, spec.link_gigabytes * 1e9)
-    core = SimulatedCore(runner, engine_spec, Policy(spec.traffic), VOCAB_SIZE)
-    info = EngineInfo(
-        model=spec.model, model_hash="simulated", vocab_size=VOCAB_SIZE, context_length=spec.traffic.context_tokens
-    )
-    live = max(1, round(spec.phi * pool / spec.traffic.mean_context()))
+    pool, mean_context = spec.pool_tokens or roofline.pool_tokens, load.mean_context()
+    live = spec.live or max(1, round(spec.phi * pool / mean_context))
+    engine_spec = _engine_spec(spec, pool, live * load.limits()[0])
+    runner = VirtualRunner(roofline, engine_spec, int(engine_spec.host_tokens), spec.link_gigabytes * 1e9)
+    core = SimulatedCore(runner, engine_spec, load.script(spec), VOCAB_SIZE, clock.next_wake)
+    info = EngineInfo(model=spec.model, model_hash="simulated", vocab_size=VOCAB_SIZE, context_length=load.limits()[0])
     tally = Tally()
     async with SimulatedEngine(core, info, runner.now) as engine:
-        setup = _setup(spec, engine, tally)
-        tasks = await chosen_tasks(setup.environment, "train", -(-spec.episodes // spec.group_size), spec.seed)
-        plans = Ledger().left(tasks, spec.group_size, as_group=False)
-        await dispatch(setup, plans, tally, tally, max_concurrent=live)
+        played = await load.play(spec, tally.turns.append)
+        setup = _setup(spec, engine, played, load.limits())
+        await dispatch(setup, played.plans, tally, tally, max_concurrent=live)
         seconds = clock.now()
         counts = engine.statistics()
     core.check()
     return CellResult(
-        policy=spec.policy, phi=spec.phi, live=live, episodes_per_hour=tally.episodes / seconds * 3600,
+        policy=spec.policy, phi=live * mean_context / pool if spec.live else spec.phi, live=live,
+        episodes_per_hour=tally.episodes / seconds * 3600,
         turn_p50=quantile(tally.turns, 0.5), turn_p95=quantile(tally.turns, 0.95),
         group_p50=quantile(tally.groups, 0.5), group_p95=quantile(tally.groups, 0.95), episodes=tally.episodes,
         failed=tally.failed, turns=len(tally.turns), seconds=seconds, real_seconds=time.perf_counter() - started,
@@ -68,15 +62,27 @@ async def _simulate(spec: SimSpec) -> CellResult:
     )  # fmt: skip
 
 
-def _setup(spec: SimSpec, engine: SimulatedEngine, tally: "Tally") -> Setup:
-    unlimited = Limits(
-        max_turns=None, max_turn_tokens=spec.traffic.context_tokens // 8, max_idle_turns=None, wall_seconds=None,
-        tool_seconds=spec.traffic.longest_seconds,
+def _engine_spec(spec: SimSpec, pool: int, most: int) -> EngineSpec:
+    """The engine that is simulated; `most` ids are alive at one time at most."""
+    host, policy = int(spec.host_share * pool), spec.policy
+    if policy == "unlimited":
+        pool, host, policy = 2 * max(pool, most), 0, "lru"
+    return EngineSpec(
+        page_size=spec.page_size, kv_tokens=pool, host_tokens=host, max_batch=spec.max_batch,
+        step_tokens=spec.step_tokens, kv_policy=policy, kv_ttl_seconds=spec.ttl_seconds, order=spec.order,
     )  # fmt: skip
-    run_spec = RunSpec(environment="traffic", limits=unlimited, seed=spec.seed, group_size=spec.group_size)
+
+
+def _setup(spec: SimSpec, engine: SimulatedEngine, played: Played, most: tuple[int, int, float]) -> Setup:
+    limits = Limits(
+        max_turns=None, max_turn_tokens=most[1], max_idle_turns=None, max_tool_calls=None, max_episode_tokens=None,
+        wall_seconds=None, tool_seconds=most[2],
+    )  # fmt: skip
+    run_spec = RunSpec(environment="simulated", limits=limits, seed=spec.seed, group_size=spec.group_size)
     runner = TrafficRunner(foretells=spec.policy == FORETOLD)
-    environment = TrafficEnvironment(spec.traffic, spec.seed, tally.turns.append)
-    return Setup(environment=environment, engine=engine, renderer=Renderer(), spec=run_spec, sandboxes=lambda: runner)
+    return Setup(
+        environment=played.environment, engine=engine, renderer=played.renderer, spec=run_spec, sandboxes=lambda: runner
+    )
 
 
 class Tally:

@@ -5,8 +5,11 @@ from typing import Any, Literal
 
 import msgspec
 
-from agentrt.core.spec import KVPolicy
+from agentrt.core.spec import KVPolicy, ServiceOrder
 from agentrt.sim.traffic import Traffic
+
+SimPolicy = KVPolicy | Literal["unlimited"]
+"""`unlimited` is a device that everything fits: what no policy can pass."""
 
 
 class SimSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -22,9 +25,13 @@ class SimSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """The host's room, by the device's pool."""
     phi: float = 2.0
     """Oversubscription: live episodes times their mean context, by the ids that fit the pool."""
-    policy: KVPolicy = "priced"
+    policy: SimPolicy = "priced"
+    order: ServiceOrder = "arrival"
+    """`engine.order`: what groups are to be ready for."""
     ttl_seconds: float = 2.0
     """Of the policy `ttl`."""
+    live: int | None = None
+    """Episodes alive at one time, in the place of `phi`."""
     episodes: int = 1000
     group_size: int = 8
     seed: int = 0

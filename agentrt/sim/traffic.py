@@ -17,6 +17,7 @@ import msgspec
 from agentrt.core import clock, seeds
 from agentrt.core.protocol import FinishReason
 from agentrt.engine.sequence import Sequence as EngineSequence
+from agentrt.engine.simulate import Say
 from agentrt.env.chat.message import Message, ToolCall, Turn
 from agentrt.env.chat.renderer import Shown, ToolDescription
 from agentrt.env.environment import Agent, Environment
@@ -93,23 +94,15 @@ class EpisodePlan(NamedTuple):
     calls: list[Call]
 
 
-class Policy:
+class Policy(NamedTuple):
     """`engine.simulate.Script`: the turn lengths of a traffic."""
 
-    def __init__(self, traffic: Traffic) -> None:
-        self._traffic = traffic
-        self._turns: dict[EngineSequence, tuple[int, int]] = {}
+    traffic: Traffic
 
-    def next_id(self, sequence: EngineSequence) -> int:
-        """The end where the turn is as long as it is to be; before it, the turn's own id."""
-        if sequence.num_sampled == 0:
-            own = FIRST_OWN_ID + sequence.seed % (VOCAB_SIZE - FIRST_OWN_ID)
-            self._turns[sequence] = self._traffic.turn_tokens(sequence.seed), own
-        length, own = self._turns[sequence]
-        if sequence.num_sampled + 1 < min(length, sequence.max_tokens):
-            return own
-        del self._turns[sequence]
-        return END_ID
+    def say(self, sequence: EngineSequence) -> Say:
+        """An id of the turn's own, and the end where the turn is as long as it is to be."""
+        own = FIRST_OWN_ID + sequence.seed % (VOCAB_SIZE - FIRST_OWN_ID)
+        return Say(own, min(self.traffic.turn_tokens(sequence.seed), sequence.max_tokens), END_ID)
 
 
 class Renderer:

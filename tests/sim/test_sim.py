@@ -1,7 +1,9 @@
 """Simulated runs: the roofline by hand, exact repeats, every policy on a pool that is far too small, in virtual time."""
 
 import json
+from collections.abc import MutableSequence
 from pathlib import Path
+from random import Random
 from typing import get_args
 
 import pytest
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 
 from agentrt.cli import app
 from agentrt.core.spec import KVPolicy
-from agentrt.engine.simulate import DEVICES, SHAPES, Roofline
+from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore
 from agentrt.sim.cell import quantile, simulate
 from agentrt.sim.spec import CellResult, SimSpec
 from agentrt.sim.traffic import Traffic
@@ -57,6 +59,28 @@ def test_the_same_spec_gives_the_same_traffic_to_each_policy() -> None:
     cells = [played(policy=policy) for policy in ("lru", "priced")]
     assert cells[0].turns == cells[1].turns
     assert cells[0].tokens_sampled == cells[1].tokens_sampled
+
+
+class InOrder(Random):
+    """What trio shuffles tasks with that go on at the same moment."""
+
+    def random(self) -> float:
+        return 0.9
+
+    def shuffle(self, x: MutableSequence[object]) -> None:
+        """Leaves it."""
+
+
+@pytest.mark.parametrize("changes", [{"policy": "priced"}, {"policy": "lru", "host_share": 0.5, "link_gigabytes": 1.0}])
+def test_many_steps_done_together_are_the_same_steps(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
+) -> None:
+    monkeypatch.setattr("trio._core._run._r", InOrder())
+    together = played(**changes)
+    monkeypatch.setattr(SimulatedCore, "_leap", lambda core: None)
+    apart = played(**changes)
+    for name in set(CellResult.__struct_fields__) - {"policy", "real_seconds"}:
+        assert getattr(together, name) == pytest.approx(getattr(apart, name)), name
 
 
 def test_lengths_are_those_asked_for() -> None:

@@ -8,7 +8,9 @@ import math
 from collections.abc import Sequence
 
 from agentrt.engine.kv.policy import (
+    EVERYBODY,
     Action,
+    Inside,
     Kind,
     LeaseView,
     PoolView,
@@ -71,6 +73,10 @@ class CacheTtl:
         """As `Lru`."""
         return [lease.slot for lease in sorted(leases, key=soonest)]
 
+    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+        """Lets all in."""
+        return EVERYBODY
+
 
 class InferCept:
     """InferCept (ICML 2024) with the durations of tools given: the least waste of memory times time.
@@ -103,6 +109,10 @@ class InferCept:
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """Whose turn waits, as they were opened; then those that end first."""
         return [lease.slot for lease in sorted(leases, key=soonest)]
+
+    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+        """Lets all in."""
+        return EVERYBODY
 
     def _fallback(self, lease: LeaseView, pool: PoolView) -> tuple[Kind, float]:
         others = (pool.pages - pool.available) * pool.page_size - lease.unshared

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Sequence
 from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import IllegalMoveError, Lease, Pause, State
+from agentrt.engine.kv.lease import IllegalMoveError, Lease, Pause, Rank, State
 from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, pages_of
-from agentrt.engine.kv.policy import Kind, LeaseView, Lru, Policy, PoolView
+from agentrt.engine.kv.policy import EVERYBODY, Kind, LeaseView, Lru, Policy, PoolView
 from agentrt.engine.kv.radix import DEVICE, HOST, Namespace, Node, RadixTree, Rows
 from agentrt.engine.kv.rates import StepCosts
 from agentrt.engine.kv.tiers import Host, HostTier, Job, no_host
@@ -26,6 +26,8 @@ COPY_SECONDS = 10.0
 """How long it waits for copies that hold the last pages there are."""
 CUT_SHARE = 0.01
 """Of its time limit: a tool that ends this near it was ended by it. What is told of tools comes up to a step late."""
+INSIDE_SECONDS = 0.5
+"""How long the policy's word on who is let in holds."""
 HEADROOM = 0.125
 """Of the device's pages: prefetching leaves as many for those that run."""
 
@@ -54,11 +56,13 @@ class KVCache:
         """Leases whose pages come free when their copies have been made."""
         self.num_reprefilled = 0
         """Ids computed again whose KV was there once."""
-        self._opened = 0
+        self._opened = self._enrolled = 0
         self._lost: list[Lease] = []
         """Running leases whose pages could not be restored."""
         self._refused = 0
         """Pages that were too few to prefetch into: it is not tried again before there are more, or other leases."""
+        self._inside, self._asked = EVERYBODY, -math.inf
+        """Who is let in, and when the policy was asked for it."""
 
     @property
     def pool(self) -> PagePool:
@@ -81,6 +85,11 @@ class KVCache:
         lease = Lease(namespace, len(self.groups), self._opened, self.clock())
         self._leases[lease] = None
         return lease
+
+    def enroll(self, lease: Lease) -> None:
+        """The first request of a lease has come: it is numbered anew, in the order of these."""
+        self._enrolled += 1
+        lease.number = self._enrolled
 
     def close(self, lease: Lease) -> None:
         """Give everything back. Closing twice does nothing. Raises `IllegalMoveError` if it runs."""
@@ -200,7 +209,7 @@ class KVCache:
 
     def unpause(self, lease: Lease) -> None:
         """The tool has ended and a turn follows: what is parked comes back at once, if there is room."""
-        if self._end_pause(lease) and lease.state is State.PARKED:
+        if self._end_pause(lease) and lease.state is State.PARKED and self.is_inside(lease):
             self._restore(lease)
 
     def revoke(self, lease: Lease) -> None:
@@ -264,6 +273,17 @@ class KVCache:
             while self.pool.num_available == before and not self.tier.is_copying and leases:
                 self.revoke(leases.pop())
         return self.pool.num_available > before
+
+    def is_inside(self, lease: Lease) -> bool:
+        """Whether its turns are let in while others run."""
+        now = self.clock()
+        if now >= self._asked + INSIDE_SECONDS:
+            self._asked = now
+            leases = sorted(self._leases, key=_place)
+            views = [self._view(slot, lease, now) for slot, lease in enumerate(leases)]
+            self._inside = self.policy.inside(views, self._pool_view())
+        has_kv = lease.anchor is not None or lease.computed > 0
+        return _place(lease) <= (self._inside.with_kv if has_kv else self._inside.without)
 
     def prefetch(self, budget_bytes: float) -> None:
         """Bring parked leases back to pages that nobody needs: what fits the budget, but one at least."""
@@ -374,14 +394,26 @@ class KVCache:
             case "keep" if self.num_pinned + len(lease.pages) <= PINNED_SHARE * self.pool.num_pages:
                 if lease.state is State.CACHED:
                     self._move(lease, State.PINNED)
-            case "park" if not lease.is_saved and lease.state is not State.RESTORING:
-                if lease.anchor is not None and self.tier.make_room(lease):
+            case "park" if not self.tier.is_saved(lease) and lease.state is not State.RESTORING:
+                if lease.anchor is not None and self._make_host_room(lease):
                     self._move(lease, State.PARKING)
                     self.tier.save(lease, at_once=True)
                 else:
                     self.revoke(lease)
             case "park" | "drop":
                 self.revoke(lease)
+
+    def _make_host_room(self, lease: Lease) -> bool:
+        """Room on the host for a lease, if need be in the place of those that wait outside, the latest opened first."""
+        while not self.tier.make_room(lease):
+            outside = [parked for parked in self._parked if _place(parked) > max(self._inside.with_kv, _place(lease))]
+            if not outside:
+                return False
+            last = max(outside, key=_place)
+            self._move(last, State.DROPPED)
+            self._anchor(last, None)
+            self._recount(last)
+        return True
 
     def _take_over(self, lease: Lease, node: Node | None, table: Rows) -> None:
         """Give an empty lease these whole pages, which are in the prefix cache; those of the host are copied back."""
@@ -469,6 +501,7 @@ class KVCache:
         view = LeaseView(
             slot, lease.state, tokens, lease.unshared, lease.is_saved, lease.number, lease.is_wanted, group=hints.group,
             members_left=hints.members_left, is_filtered=hints.is_filtered, oldest_version=hints.oldest_version,
+            context=lease.high_water, rank=_place(lease), is_running=lease.is_running,
         )  # fmt: skip
         if pause is None:
             return view
@@ -480,10 +513,11 @@ class KVCache:
 
     def _pool_view(self) -> PoolView:
         host = self.tier.pools[0]
+        parked = sum(self.pages_for(lease.unshared) for lease in self._parked if _place(lease) <= self._inside.with_kv)
         token_bytes, speed = sum(self.tier.page_bytes) / self.page_size, self.tier.copier.bytes_per_second
         return PoolView(
-            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, host.num_free,
-            rates=self.costs.rates(token_bytes, speed),
+            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, host.num_pages - parked,
+            rates=self.costs.rates(token_bytes, speed), inside=self._inside,
         )  # fmt: skip
 
     def _leave_behind(self, lease: Lease, ids: IntArray) -> None:
@@ -517,3 +551,8 @@ class KVCache:
                 pass
             # A sixteenth of the pool at once, for the search goes through the whole tree.
             evict_window(self.tree, group, max(count - pool.num_free, pool.num_pages // 16))
+
+
+def _place(lease: Lease) -> Rank:
+    """Its rank, and among equals who came first."""
+    return *lease.rank, lease.number

@@ -11,12 +11,13 @@ from agentrt.engine.kv.pages import NONE
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
 
-def evict(tree: RadixTree, count: int, tier: int = DEVICE) -> int:
+def evict(tree: RadixTree, count: int, tier: int = DEVICE, *, doubles: bool = False) -> int:
     """Free up to `count` pages of group 0 on a tier; what other groups have at the same places goes with them.
 
-    On the host the places of open leases stay: that copy may be all they have. Returns how many pages it freed.
+    On the host the places of open leases stay, for that copy may be all they have; but for `doubles`, whose place somebody
+    holds on the device. Returns how many pages it freed.
     """
-    heap = [(*_rank(node), node) for node in tree.nodes() if _is_candidate(tree, node, tier)]
+    heap = [(*_rank(node), node) for node in tree.nodes() if _is_candidate(tree, node, tier, doubles)]
     heapify(heap)
     freed = 0
     while heap and freed < count:
@@ -24,7 +25,7 @@ def evict(tree: RadixTree, count: int, tier: int = DEVICE) -> int:
         parent = node.parent
         freed += _evict_tail(tree, node, tier, count - freed)
         tree.trim(node)
-        if parent is not None and _is_candidate(tree, parent, tier):
+        if parent is not None and _is_candidate(tree, parent, tier, doubles):
             heappush(heap, (*_rank(parent), parent))
     return freed
 
@@ -50,18 +51,29 @@ def _rank(node: Node) -> tuple[bool, int, int]:
     return node.users > 0, node.used, id(node)
 
 
-def _is_candidate(tree: RadixTree, node: Node, tier: int) -> bool:
+def _is_candidate(tree: RadixTree, node: Node, tier: int, doubles: bool) -> bool:
     """Its last page on the tier may go: nobody holds it, and no page of the tier lies below it."""
-    if node.parent is None or (tier == HOST and node.users):
+    if node.parent is None or (tier == HOST and node.users and not doubles):
         return False
-    if any(child.tables[tier][0][0] != NONE for child in node.children.values()):
-        return False
+    for child in node.children.values():
+        if child.tables[tier][0][0] != NONE:
+            return False
     last = _last(node, tier)
-    return last >= 0 and tree.pools[tier][0].is_evictable(node.tables[tier][0][last])
+    return last >= 0 and _may_go(tree, node, tier, last)
+
+
+def _may_go(tree: RadixTree, node: Node, tier: int, index: int) -> bool:
+    """Nobody needs the page at this index of a node on this tier."""
+    if not tree.pools[tier][0].is_evictable(node.tables[tier][0][index]):
+        return False
+    page = node.tables[DEVICE][0][index]
+    return tier == DEVICE or not node.users or (page != NONE and not tree.pools[DEVICE][0].is_evictable(page))
 
 
 def _last(node: Node, tier: int) -> int:
     row = node.tables[tier][0]
+    if row and row[-1] != NONE:
+        return len(row) - 1
     return next((index for index in range(len(row) - 1, -1, -1) if row[index] != NONE), -1)
 
 
@@ -71,7 +83,7 @@ def _evict_tail(tree: RadixTree, node: Node, tier: int, count: int) -> int:
         page = node.tables[tier][0][index]
         if page == NONE:  # a copy that failed
             continue
-        if freed == count or not tree.pools[tier][0].is_evictable(page):
+        if freed == count or not _may_go(tree, node, tier, index):
             break
         freed += 1
         for pool, row in zip(tree.pools[tier], node.tables[tier], strict=True):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from agentrt.engine.kv.tiers import Job
 
 
+Rank = tuple[float, ...]
+"""Whose turns come first: the lower."""
+
+
 class State(StrEnum):
     """Where a lease is in its life."""
 
@@ -89,6 +93,7 @@ class Lease:
         "namespace",
         "number",
         "pause",
+        "rank",
         "resumed",
         "state",
         "table",
@@ -97,7 +102,7 @@ class Lease:
 
     def __init__(self, namespace: Namespace, num_groups: int, number: int, now: float) -> None:
         self.namespace, self.number, self.meter = namespace, number, Meter(now)
-        """Leases are numbered in the order they were opened."""
+        """Leases are numbered in the order of their first requests."""
         self.table: list[IntArray] = [array("i") for _ in range(num_groups)]
         """A row for each cache group, a page for each `page_size` ids; none where they are out of the group's window."""
         self.computed = 0
@@ -120,6 +125,8 @@ class Lease:
         self.pause: Pause | None = None
         self.is_wanted = False
         """A turn of its session waits to be let in."""
+        self.rank: Rank = (now,)
+        """Of its last request (`engine.readiness`)."""
         self.hints = SessionHints()
 
     @property

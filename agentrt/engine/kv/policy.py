@@ -6,11 +6,12 @@ copy; `kv.cache` does what it says as far as that can be done, and when nobody c
 policy would keep.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from agentrt.engine.kv.lease import State
+from agentrt.engine.kv.lease import Rank, State
 from agentrt.engine.kv.rates import Rates
 
 Kind = Literal["cache", "keep", "park", "drop"]
@@ -44,6 +45,22 @@ class LeaseView(NamedTuple):
     members_left: int = 0
     is_filtered: bool = False
     oldest_version: int | None = None
+    context: int = 0
+    """The most ids that ever had their KV here."""
+    rank: Rank = (0.0,)
+    """Whose turns come first: the lower; no two have the same."""
+    is_running: bool = False
+
+
+class Inside(NamedTuple):
+    """Whose turns are let in: the first by rank, up to these."""
+
+    with_kv: Rank
+    """Of those that have KV, on the device or the host."""
+    without: Rank
+
+
+EVERYBODY = Inside((math.inf,), (math.inf,))
 
 
 class PoolView(NamedTuple):
@@ -63,6 +80,8 @@ class PoolView(NamedTuple):
     """Nobody can go on without them."""
     rates: Rates = Rates()
     """What computing and copying cost."""
+    inside: Inside = EVERYBODY
+    """Who is let in."""
 
 
 class Action(NamedTuple):
@@ -94,6 +113,12 @@ class Policy(Protocol):
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """Slots of parked leases in the order in which they are to come back while there is room."""
 
+    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+        """Whose turns are let in while others run; the others wait until some of those have ended.
+
+        `leases` are all that are open, in the order of their rank. Asked now and then.
+        """
+
 
 @dataclass(frozen=True, slots=True)
 class Lru:
@@ -117,6 +142,10 @@ class Lru:
         """Whose turn waits; then by the end that tools foretell; then as they paused."""
         return [lease.slot for lease in sorted(leases, key=soonest)]
 
+    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+        """Lets all in."""
+        return EVERYBODY
+
 
 @dataclass(frozen=True, slots=True)
 class FixedTtl:
@@ -139,6 +168,10 @@ class FixedTtl:
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """As `Lru`."""
         return Lru(self.uses_host).prefetch(leases, pool)
+
+    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+        """Lets all in."""
+        return EVERYBODY
 
     def _is_pinned(self, lease: LeaseView) -> bool:
         return lease.state is State.PINNED and lease.elapsed < self.seconds

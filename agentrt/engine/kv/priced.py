@@ -11,12 +11,16 @@ the share of the pool that it is, times the share of a step that one more sequen
 Dividing by lambda U turns each into seconds of holding; the lease is kept for the t that is best, and if that is none, given
 up. Nothing is decided before somebody lacks pages, since until then lambda is 0; from then on everything is decided anew
 each time, by what tools have said and by how long they have run.
+
+A pool in which more conversations take turns than fit it moves or computes KV at every turn. So only as many are let in, those
+that came first, as fill it (`Priced.inside`); the others wait outside, and what KV they have makes way first.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentrt.engine.kv.policy import Action, Kind, LeaseView, PoolView, enough
+from agentrt.engine.kv.lease import Rank
+from agentrt.engine.kv.policy import EVERYBODY, Action, Inside, Kind, LeaseView, PoolView, enough
 from agentrt.engine.kv.rates import Rates
 from agentrt.engine.kv.tooltime import Remaining, ToolTimes
 
@@ -27,6 +31,13 @@ HOLDS = (0.05, 0.2, 1.0, 5.0, 30.0)
 NEXT_HOLD = HOLDS[0]
 LAST_MEMBER = 1.0
 """How much more it costs to give up the last member of a group: the whole group waits for it. Shared by those left."""
+ENTER, STAY = 0.7, 0.9
+"""Of the ids that fit the pool, at most, in conversations that are at work or will be soon: for one to come in without KV, and
+for one to go on with what it has. Between the two nobody goes in and out."""
+SOON = 2.0
+"""Seconds."""
+OUTSIDE, PAUSED, WANTED = range(3)
+"""Leases in the order in which they make room."""
 
 
 class GiveUp(NamedTuple):
@@ -81,37 +92,64 @@ class Priced:
         self.times.add(lease.tool, lease.arguments, lease.elapsed, is_cut=is_cut)
 
     def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
-        """Those whose keeping costs more than giving them up, the worst first; all, if nobody can go on otherwise.
+        """Those that wait outside, the latest come first; then those whose keeping costs more than giving them up.
 
-        Turns that wait to be let in go last, the youngest of them first; filtered episodes go first.
+        If nobody can go on otherwise all of them, those last whose turns wait to be let in.
         """
         price = memory_price(pool)
-        ranked = []
+        places = {lease.slot: place for place, lease in enumerate(sorted(leases, key=lambda lease: lease.rank))}
+        ranked: list[tuple[tuple[int, float], LeaseView, Kind]] = []
         for lease in leases:
             way = give_up(lease, pool.rates, price, has_host=pool.host_free > lease.unshared // pool.page_size)
-            excess = self._excess(lease, way, price)
-            if pool.is_stuck or excess > 0:
-                ranked.append((lease.is_wanted, -lease.number if lease.is_wanted else -excess, lease, way.kind))
-        ranked.sort(key=lambda item: item[:2])
-        return enough(((lease, kind) for *_, lease, kind in ranked), pool)
+            if lease.rank > pool.inside.with_kv:
+                order = OUTSIDE, -float(places[lease.slot])
+            elif lease.is_wanted:
+                order = WANTED, -float(places[lease.slot])
+            else:
+                order = PAUSED, -self._excess(lease, way, price)
+            if pool.is_stuck or order < (PAUSED, 0.0):
+                ranked.append((order, lease, way.kind))
+        ranked.sort(key=lambda item: item[0])
+        return enough(((lease, kind) for _, lease, kind in ranked), pool)
 
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """Whose turn waits, in the order they were opened; then those most likely to be back by the time they are here."""
-        return [lease.slot for lease in sorted(leases, key=lambda lease: self._return_key(lease, pool.rates))]
+        inside = (lease for lease in leases if lease.rank <= pool.inside.with_kv)
+        return [lease.slot for lease in sorted(inside, key=lambda lease: self._return_key(lease, pool.rates))]
+
+    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+        """As many conversations, the first come first, as fill the pool with what they will soon have at work in it.
+
+        More would take turns in the pool, and each would have to bring its KV back, or compute it again, at each turn.
+        """
+        room, used, without = pool.pages * pool.page_size, 0.0, EVERYBODY.without
+        for lease in leases:
+            used += lease.context * self._soon(lease)
+            if used > ENTER * room:
+                without = min(without, lease.rank)
+            if used > STAY * room:
+                return Inside(lease.rank, without)
+        return Inside(EVERYBODY.with_kv, without)
+
+    def _soon(self, lease: LeaseView) -> float:
+        """The chance that it is at work soon."""
+        if lease.is_running or lease.is_wanted:
+            return 1.0
+        return 1 - self._remaining(lease).outlasts(SOON) if lease.tool else 0.0
 
     def _excess(self, lease: LeaseView, way: GiveUp, price: float) -> float:
-        if lease.is_wanted or not price or not lease.unshared:
+        if not price or not lease.unshared:
             return NEXT_HOLD
         if lease.is_filtered:
             return 2 * NEXT_HOLD
         worth = way.seconds * (1 + (LAST_MEMBER / lease.members_left if lease.members_left else 0.0))
         return holding_costs_more(self._remaining(lease), worth / (price * lease.unshared))
 
-    def _return_key(self, lease: LeaseView, rates: Rates) -> tuple[bool, float]:
+    def _return_key(self, lease: LeaseView, rates: Rates) -> tuple[bool, Rank]:
         if lease.is_wanted:
-            return False, lease.number
+            return False, lease.rank
         copy = rates.copying(lease.unshared) or 0.0
-        return True, self._remaining(lease).outlasts(max(copy, NEXT_HOLD))
+        return True, (self._remaining(lease).outlasts(max(copy, NEXT_HOLD)),)
 
     def _remaining(self, lease: LeaseView) -> Remaining:
         return self.times.remaining(lease.tool, lease.arguments, lease.elapsed, eta=lease.eta, deadline=lease.deadline)

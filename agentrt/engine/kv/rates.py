@@ -65,6 +65,10 @@ class StepCosts:
                 decode_keys += start
             else:
                 row_keys += length * (start + length / 2)
+        self.note_work(rows, row_keys, decode_keys, seconds)
+
+    def note_work(self, rows: float, row_keys: float, decode_keys: float, seconds: float) -> None:
+        """A step took `seconds` for so many rows, pairs of a prompt's row and a key, and keys of decodes."""
         self._fit((1.0, rows, row_keys, decode_keys), seconds)
         self._steps += 1
         if seconds > 0 and self._steps >= ENOUGH_STEPS:

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, Protocol
 
 from agentrt.engine.kv.evict import evict, evict_window
-from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.lease import Lease, State
 from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, away
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
@@ -137,10 +137,16 @@ class HostTier:
         (self._queue.appendleft if at_once else self._queue.append)(lease)
 
     def make_room(self, lease: Lease) -> bool:
-        """Room on the host for what is not there of a lease, in the place of what no open lease needs. False if it is full."""
+        """Room on the host for what is not there of a lease and of those that are parked already. False if it is full.
+
+        What no open lease needs makes way, and what one has on the device as well.
+        """
         needed = [0] * len(self.pools)
-        for _, _, group in self._unsaved(lease):
-            needed[group] += 1
+        for one in (lease, *(queued for queued in self._queue if queued.state is State.PARKING)):
+            for _, _, group in self._unsaved(one):
+                needed[group] += 1
+        if self.pools[0].num_free < needed[0] and not self._has(0, needed[0]):
+            evict(self.tree, needed[0] - self.pools[0].num_free, HOST, doubles=True)
         return all(self._has(group, count) for group, count in enumerate(needed))
 
     def is_saved(self, lease: Lease) -> bool:

@@ -10,7 +10,7 @@ from agentrt.engine.kv.baselines import CacheTtl, InferCept, best_ttl
 from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import Pause, State
-from agentrt.engine.kv.policy import LeaseView, PoolView
+from agentrt.engine.kv.policy import EVERYBODY, Inside, LeaseView, PoolView
 from agentrt.engine.kv.priced import NEXT_HOLD, Priced, give_up, holding_costs_more, memory_price
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.rates import ENOUGH_STEPS, Rates, StepCosts
@@ -25,7 +25,14 @@ POOL = PoolView(16, 50_000, 0, 200_000, 200_000, waiting=1, lacking=1, rates=QWE
 
 
 def lease(slot: int = 0, tokens: int = 32_768, **fields: Any) -> LeaseView:
-    given = {"state": State.CACHED, "unshared": tokens, "is_saved": False, "number": slot, "is_wanted": False}
+    given = {
+        "state": State.CACHED,
+        "unshared": tokens,
+        "is_saved": False,
+        "number": slot,
+        "is_wanted": False,
+        "rank": (slot,),
+    }
     return LeaseView(slot, tokens=tokens, **(given | fields))
 
 
@@ -119,8 +126,33 @@ def test_filtered_first_and_waiting_turns_last() -> None:
     leases = [
         lease(0, elapsed=5.0), lease(1, is_wanted=True), lease(2, elapsed=0.01, is_filtered=True), lease(3, is_wanted=True)
     ]  # fmt: skip
-    actions = Priced().make_room(leases, POOL._replace(lacking=9000))
-    assert [action.slot for action in actions] == [2, 0, 3, 1]
+    lacking = POOL._replace(lacking=9000)
+    assert [action.slot for action in Priced().make_room(leases, lacking)] == [2, 0], (
+        "a turn that waits keeps what it has"
+    )
+    assert [action.slot for action in Priced().make_room(leases, lacking._replace(is_stuck=True))] == [2, 0, 3, 1]
+
+
+def test_those_outside_make_room_first() -> None:
+    leases = [lease(0, elapsed=5.0), lease(1, is_wanted=True), lease(2, elapsed=0.01), lease(3, elapsed=0.01)]
+    outside = POOL._replace(lacking=9000, inside=Inside((1,), (0,)))
+    assert [action.slot for action in Priced().make_room(leases, outside)] == [3, 2, 0]
+    assert Priced().prefetch(leases, outside) == [1, 0]
+
+
+def test_as_many_are_let_in_as_fill_the_pool() -> None:
+    """Of 800,000 ids 70 % are 17.1 conversations of 32,768 at work, 90 % are 21.97."""
+    at_work = [lease(number, context=32_768, is_running=True) for number in range(40)]
+    assert Priced().inside(at_work, POOL) == Inside((21,), (17,))
+    assert Priced().inside(at_work[:18], POOL) == Inside((math.inf,), (17,))
+    assert Priced().inside(at_work[:17], POOL) == EVERYBODY
+
+
+def test_whose_tool_goes_on_for_long_is_not_counted() -> None:
+    away = [lease(number, context=32_768, tool="sleep", eta=100.0) for number in range(40)]
+    assert Priced().inside(away, POOL) == EVERYBODY
+    newcomers = [lease(number, context=0, is_wanted=True) for number in range(40)]
+    assert Priced().inside(newcomers, POOL) == EVERYBODY
 
 
 def test_the_last_of_a_group_stays_longer() -> None:

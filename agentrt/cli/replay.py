@@ -1,0 +1,44 @@
+"""`agentrt replay`: a recorded run through other KV policies, in virtual time, without its model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from agentrt.cli.console import results
+from agentrt.cli.sim import chosen_policies
+
+
+def replay(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    policy: Annotated[str, typer.Option(help="KV policies, with commas between them.")] = "priced,lru",
+    model: Annotated[str, typer.Option(help="Whose speed the simulated device has.")] = "qwen3-8b",
+    link: Annotated[float, typer.Option(help="Gigabytes a second between device and host, each way.")] = 50.0,
+    pool: Annotated[int | None, typer.Option(help="Ids that fit the device.  \\[default: as many as then]")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End standard output with the cells as one JSON object.")
+    ] = False,
+) -> None:
+    """Play a recorded run again under other KV policies: its turns, tools and times, on a simulated GPU.
+
+    Examples:
+
+    [cyan]agentrt replay outputs/demo --policy priced,lru,infercept[/cyan]
+    """
+    from agentrt.core.spec import convert  # the engine behind the rest imports torch
+    from agentrt.sim.cell import simulate
+    from agentrt.sim.replay import ReplayLoad, recording, replay_spec
+    from agentrt.sim.spec import SimSpec
+    from agentrt.sim.table import render
+
+    recorded = recording(folder)
+    spec = replay_spec(recorded)
+    given = {"model": model, "link_gigabytes": link, "pool_tokens": pool or spec.pool_tokens}
+    cells = [
+        simulate(convert(msgspec.to_builtins(spec) | given | {"policy": name}, SimSpec, "replay"), ReplayLoad(recorded))
+        for name in chosen_policies(policy, spec.policy)
+    ]
+    results().print(render(cells))
+    if as_json:
+        print(msgspec.json.encode({"cells": cells}).decode(), flush=True)
