@@ -21,9 +21,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
+from agentrt.core.spec import ServiceOrder
 from agentrt.sim.cell import simulate
 from agentrt.sim.plot import Series, svg
 from agentrt.sim.spec import CellResult, SimPolicy, SimSpec
@@ -60,6 +62,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """Of the first seed."""
     episodes_per_hour: dict[str, float]
     """Means over seeds; NAME@cap is with the best cap on live episodes."""
+    orders: dict[str, CellResult]
+    """`priced` under each order of service, of the first seed: what it makes of the time to a ready group."""
     best_baseline: str
     priced_over_best_baseline: float
     interval: float | None
@@ -117,11 +121,13 @@ def measure(spec: SimSpec, seeds: int, phis: list[float], results: Results) -> C
         if any(len(run) < seeds for run in capped):
             return None
         speeds[f"{policy}@cap"] = max(capped, key=statistics.fmean)
+    orders = {order: results.get(spec.with_(policy="priced", order=order)) for order in get_args(ServiceOrder)}
     means = {name: statistics.fmean(of) for name, of in speeds.items()}
     best = max((name for name in speeds if name not in ("priced", "unlimited")), key=lambda name: means[name])
     ratios = [ours / theirs for ours, theirs in zip(speeds["priced"], speeds[best], strict=True)]
     return Cell(
         phi=spec.phi, link=spec.link_gigabytes, host=spec.host_share, model=spec.model, seeds=seeds, policies=first,
+        orders={order: result for order, result in orders.items() if result is not None},
         episodes_per_hour=means, best_baseline=best, priced_over_best_baseline=statistics.fmean(ratios),
         interval=interval(ratios),
     )  # fmt: skip
@@ -133,6 +139,11 @@ def report(cell: Cell) -> None:
     spread = "" if cell.interval is None else f" +- {cell.interval:.3f}"
     ratio = f"x{cell.priced_over_best_baseline:.3f}{spread} of {cell.best_baseline}"
     print(f"phi {cell.phi:g} link {cell.link:g} GB/s host {cell.host:g}x {cell.model}: {said}; {ratio}", flush=True)
+    for order, one in cell.orders.items():
+        speed = f"{one.episodes_per_hour:,.0f} episodes/h"
+        print(
+            f"    {order}: a group is ready after {one.group_p50:.0f} s, p95 {one.group_p95:.0f} s; {speed}", flush=True
+        )
 
 
 def plotted(cells: list[Cell], model: str) -> str:

@@ -110,11 +110,6 @@ class ReplayEnvironment(Environment):
     def __init__(self, recorded: Recording, note: Callable[[float], None]) -> None:
         self._episodes, self._note = recorded.episodes, note
         self._members: Counter[str] = Counter()
-        names = sorted({call.name for members in self._episodes.values() for call in _calls(members)})
-        self.tools = tuple(
-            Tool(name=name, description="Takes as long as it took.", parameters={"type": "object"}, argv=(name,))
-            for name in names
-        )
 
     async def tasks(self, split: str) -> AsyncIterator[Task]:
         """Each once; its message is its id."""
@@ -153,7 +148,7 @@ class ReplayLoad(NamedTuple):
 
     async def play(self, spec: SimSpec, note: Callable[[float], None]) -> Played:
         """See `sim.cell.Load`."""
-        environment = ReplayEnvironment(self.recorded, note)
+        environment = self._environment()(self.recorded, note)
         plans = [
             GroupPlan(task, [Member(member, 0) for member in range(len(self.recorded.episodes[task.id]))], [])
             async for task in environment.tasks("train")
@@ -163,12 +158,24 @@ class ReplayLoad(NamedTuple):
 
     def script(self, spec: SimSpec) -> Script:
         """The turn lengths, by the seeds that the episodes of a run with this seed give their turns."""
-        lengths = {}
+        lengths: dict[int, int] = {}
         for task, members in self.recorded.episodes.items():
             for member, steps in enumerate(members):
                 branch = seeds.derive(seeds.derive(spec.seed, task, member, 0), "branch", MAIN)
                 lengths |= {seeds.derive(branch, "turn", turn): step.sampled for turn, step in enumerate(steps)}
         return Script(lengths)
+
+    def _environment(self) -> type[ReplayEnvironment]:
+        """With the tools that were called."""
+        names = sorted({call.name for members in self.recorded.episodes.values() for call in _calls(members)})
+
+        class Recorded(ReplayEnvironment):
+            tools = tuple(
+                Tool(name=name, description="Takes as long as it took.", parameters={"type": "object"}, argv=(name,))
+                for name in names
+            )
+
+        return Recorded
 
     def _contexts(self) -> Iterator[list[int]]:
         for members in self.recorded.episodes.values():
