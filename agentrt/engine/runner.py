@@ -17,6 +17,7 @@ from agentrt.engine.kv.group import size_groups, size_host
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Host, no_host
 from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes
+from agentrt.engine.model.experts import held_type
 from agentrt.engine.sampler import Logits
 from agentrt.engine.weights import Install, staged
 from agentrt_kernels.pages import PageLayout
@@ -64,7 +65,10 @@ class ModelRunner:
     def _stage(self, weights: Mapping[str, Tensor]) -> Install:
         decoder = self.decoder
         # Copies, also of what is of the right kind already: the trainer goes on changing its own.
-        own = {name: tensor.to(decoder.device, decoder.dtype, copy=True) for name, tensor in weights.items()}
+        own = {
+            name: tensor.to(decoder.device, held_type(name, decoder.dtype), copy=True)
+            for name, tensor in weights.items()
+        }
         return partial(self._use, decoder.with_weights(own))
 
     def _use(self, decoder: Decoder) -> None:

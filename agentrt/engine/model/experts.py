@@ -15,6 +15,7 @@ from torch import Tensor
 from agentrt.engine.model.config import Sparse
 from agentrt.engine.model.linear import Linear
 
+BIAS = "mlp.gate.e_score_correction_bias"
 MakeLinear = Callable[[Tensor], Linear]
 ExpertMlp = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`x_ND`, `ids_NK` and `weights_NK` to the weighted sum of what the experts make of each row."""
@@ -70,7 +71,7 @@ def make_experts(
     of: Callable[[str], Tensor], sparse: Sparse, linear: MakeLinear, gate: Callable[[Tensor], Tensor], ops: str
 ) -> Experts:
     """The layer of experts of a decoder's layer with operations of this name."""
-    bias_E = of("mlp.gate.e_score_correction_bias").float() if sparse.has_bias else None
+    bias_E = of(BIAS) if sparse.has_bias else None
     route = import_module(f"agentrt_kernels.experts.{ops}").route
     prefixes = [f"mlp.experts.{expert}." for expert in range(sparse.experts)]
     mlp: ExpertMlp
@@ -89,11 +90,16 @@ def make_experts(
     return Experts(router, partial(route, routing=sparse.routing, bias_E=bias_E), mlp, shared)
 
 
+def held_type(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The type of a weight in a decoder of that type. What experts are chosen by differs less than bfloat16 can tell."""
+    return torch.float32 if name.endswith(BIAS) else dtype
+
+
 def expert_shapes(sparse: Sparse, hidden: int) -> Mapping[str, tuple[int, ...]]:
     """The weights of a layer of experts, by name within its layer."""
     shapes: dict[str, tuple[int, ...]] = {"mlp.gate.weight": (sparse.experts, hidden)}
     if sparse.has_bias:
-        shapes["mlp.gate.e_score_correction_bias"] = (sparse.experts,)
+        shapes[BIAS] = (sparse.experts,)
     for expert in range(sparse.experts):
         shapes |= mlp_shapes(f"mlp.experts.{expert}.", sparse.width, hidden)
     if sparse.shared_width:

@@ -17,6 +17,7 @@ from torch import Tensor
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import ModelConfig, load_config
 from agentrt.engine.model.decoder import Decoder, OpsName, expected_shapes, ops_for
+from agentrt.engine.model.experts import held_type
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -43,7 +44,7 @@ def load_model(folder: Path, device: str = "cpu", ops: OpsName | None = None) ->
     model_hash = hash_weights(weights)
     # A copy even where nothing changes: memory mapped from a file need not be aligned as torch's own is.
     own_ops, dtype = ops_for(torch.device(device))
-    on_device = {name: tensor.to(device, dtype, copy=True) for name, tensor in weights.items()}
+    on_device = {name: tensor.to(device, held_type(name, dtype), copy=True) for name, tensor in weights.items()}
     return LoadedModel(Decoder(config, on_device, ops or own_ops), model_hash)
 
 

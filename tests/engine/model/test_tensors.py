@@ -11,6 +11,7 @@ from torch import Tensor
 from agentrt.engine.model import decoder as decoder_module
 from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder, expected_shapes
+from agentrt.engine.model.experts import held_type
 from agentrt.engine.model.tensors import overwrite, tensors_of
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -52,6 +53,11 @@ def test_numbers_change_and_addresses_do_not(
     overwrite(old, new)
     assert torch.equal(run_chunks(old, [torch.arange(20)], 20)[0], expected_NV)
     assert [tensor.data_ptr() for tensor in tensors_of(old)] == addresses
+
+
+def test_what_experts_are_chosen_by_stays_float32() -> None:
+    bias = "model.layers.3.mlp.gate.e_score_correction_bias"
+    assert [held_type(name, torch.bfloat16) for name in (bias, "lm_head.weight")] == [torch.float32, torch.bfloat16]
 
 
 def test_a_linear_layer_off_the_cpu_shows_its_weight() -> None:
