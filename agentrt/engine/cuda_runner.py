@@ -20,6 +20,7 @@ from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.copier import Mover
 from agentrt.engine.kv.cuda_mover import CudaMover
+from agentrt.engine.kv.group import check_fits
 from agentrt.engine.model.decoder import Decoder, PagedKV
 from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.runner import ModelRunner, side_by_side
@@ -63,12 +64,14 @@ class CudaRunner(ModelRunner):
     SPARE_PAGES = 1
 
     def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
-        """`UsageError` if the page size does not fit the kernels."""
+        """`UsageError` if the page size does not fit the kernels, or the pages do not fit the device."""
         if DECODE_KEYS % spec.page_size:
             raise UsageError(
                 f"engine.page_size must divide {DECODE_KEYS} on a GPU, but it is {spec.page_size}; take 16"
             )
-        config = decoder.config
+        config, layouts = decoder.config, decoder.page_layouts(spec.page_size)
+        page_bytes = [layout.page_stride * decoder.dtype.itemsize for layout in layouts]
+        check_fits(config.group_windows, page_bytes, spec, torch.cuda.mem_get_info(decoder.device)[0])
         self._lanes_a_row = config.num_heads // config.num_kv_heads
         self._graphs: dict[Shape, _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs, as one runs at a time

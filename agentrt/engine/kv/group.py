@@ -5,11 +5,15 @@ cached and what the scheduler counts. Each other group has a window: a layer tha
 no others. Most models have group 0 alone.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
+from agentrt.core.errors import UsageError
 from agentrt.core.spec import EngineSpec
 
 SPARE = 2
@@ -41,6 +45,28 @@ def size_groups(windows: Sequence[int], spec: EngineSpec) -> tuple[Group, ...]:
     )
 
 
+def check_fits(windows: Sequence[int], page_bytes: Sequence[int], spec: EngineSpec, free_bytes: int) -> None:
+    """`UsageError` if the groups' pages take more than a device has free, but for a tenth of it; it says what would fit.
+
+    What is left is for what a step computes and for the graphs that it is captured in.
+    """
+
+    def takes(pages: int) -> int:
+        sized = size_groups(windows, msgspec.structs.replace(spec, kv_tokens=pages * spec.page_size))
+        return sum(group.num_pages * size for group, size in zip(sized, page_bytes, strict=True))
+
+    room, wanted = int(free_bytes * (1 - STEP_SHARE)), -(-spec.kv_tokens // spec.page_size)
+    if takes(wanted) > room:
+        most = bisect_right(range(1, wanted), room, key=takes) * spec.page_size
+        fits = f"{most} tokens fit" if most else "not even one page fits: take a smaller model, or a larger device"
+        raise UsageError(
+            f"engine.kv_tokens ({spec.kv_tokens}) takes {takes(wanted) / 2**30:.1f} GiB of the device, of which "
+            f"{free_bytes / 2**30:.1f} GiB are free; {fits}"
+        )
+
+
+STEP_SHARE = 0.1
+"""Of a device's free memory, kept for what a step computes."""
 HOST_FACTOR = 4
 """Host tokens for each token of the device, unless the spec says how many."""
 HOST_SHARE = 0.25
