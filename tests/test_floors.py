@@ -13,7 +13,7 @@ FLOORS = {
     "agentrt.engine": 2, "agentrt.sandbox": 2,
     "agentrt.env": 3,
     "agentrt.rollout": 4,
-    "agentrt.testing": 5, "agentrt.sim": 5, "agentrt.serve": 5,
+    "agentrt.testing": 5, "agentrt.sim": 5, "agentrt.serve": 5, "agentrt.cluster": 5,
     "agentrt.cli": 6,
     "agentrt_envs": 7,
 }  # fmt: skip

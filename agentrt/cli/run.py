@@ -27,6 +27,9 @@ def run(
     engine: Annotated[
         list[str] | None, typer.Option(help="A server that runs the model, instead of this process; repeatable.")
     ] = None,
+    ray: Annotated[
+        str | None, typer.Option(help="A Ray cluster (`auto`, HOST:PORT) for engines and episodes.", metavar="ADDRESS")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder.  \\[default: outputs/ENVIRONMENT-TIME]")
     ] = None,
@@ -51,6 +54,8 @@ def run(
     [cyan]agentrt run my_env.py --set sampling.temperature=0.7 --set limits.max_turns=4[/cyan]
 
     [cyan]agentrt run --resume outputs/demo[/cyan]
+
+    [cyan]agentrt run calculator --ray auto --set engine.engines=8[/cyan]
     """
     options = {
         "environment": environment, "model": model, "split": split, "groups": groups, "group_size": group_size, "seed": seed,
@@ -62,7 +67,7 @@ def run(
         print(spec_toml(spec), end="")
         return
     path = resume or output or named_by(spec.environment)
-    launched = launch(spec, loaded, path, is_resumed=resume is not None)
+    launched = launch(spec, loaded, path, is_resumed=resume is not None, cluster=ray or "")
     summary = summarise(launched.folder.trajectories(), spec.groups * spec.group_size)
     _report(summary, launched, as_json)
     if launched.is_interrupted:

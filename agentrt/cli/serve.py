@@ -45,7 +45,8 @@ def serve(
         Path | None, typer.Option("--output", "-o", help="A folder; sessions are appended to its trajectories.jsonl.")
     ] = None,
     sock: Annotated[
-        int | None, typer.Option("--socket", hidden=True, help="A descriptor that listens; ends with standard input.")
+        int | None,
+        typer.Option("--socket", hidden=True, help="A descriptor that listens; for `engine.engines`."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Of the recorded sessions.  \\[default: a fresh one]")] = None,
     assignments: Annotated[
@@ -64,9 +65,11 @@ def serve(
     """
     if host not in LOOPBACK and api_keys is None:
         raise UsageError(f"--host {host} lets other machines ask; give --api-keys FILE, or keep to 127.0.0.1")
-    spec, keys = convert(override({}, assignments or []), EngineSpec, "--set"), _keys(api_keys)
+    spec = convert(override({}, assignments or []), EngineSpec, "--set")
+    keys = _keys(api_keys) if sock is None else [sys.stdin.readline().strip()]
     _require_extra()
-    from agentrt.serve.endpoint import Endpoint  # here, because it needs the extra
+    from agentrt.serve.app import ANY_SESSION  # here, because these need the extra
+    from agentrt.serve.endpoint import Endpoint
     from agentrt.serve.server import listening
 
     folder = find_model(model)
@@ -83,7 +86,7 @@ def serve(
             write = stack.enter_context(Appender[EpisodeRecord](output / TRAJECTORIES)).append
         sys.setswitchinterval(SWITCH_SECONDS)
         run_seed = seeds.fresh() if seed is None else seed
-        anyio.run(_serve, engine, endpoint, write, run_seed, own, keys, sock is not None)
+        anyio.run(_serve, engine, endpoint, write, run_seed, own, dict.fromkeys(keys, ANY_SESSION), sock is not None)
 
 
 async def _serve(
@@ -126,17 +129,17 @@ async def _tidy(recordings: "Recordings") -> None:
         recordings.end_idle()
 
 
-def _keys(path: Path | None) -> dict[str, str]:
-    """Each key of a file; all of them open every session."""
+def _keys(path: Path | None) -> list[str]:
+    """The keys of a file, of which each opens every session."""
     if path is None:
-        return {}
+        return []
     try:
         lines = path.read_text(encoding="utf-8").split()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
     if not lines:
         raise UsageError(f"{path} holds no key; write one a line")
-    return dict.fromkeys(lines, "")
+    return lines
 
 
 def _require_extra() -> None:

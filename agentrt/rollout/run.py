@@ -1,9 +1,11 @@
 """A whole run in an open folder: choose the tasks, see what is left of them, run it."""
 
 from agentrt.core.spec import RunSpec
+from agentrt.env.environment import Environment
+from agentrt.env.rubric import Rubric
 from agentrt.rollout.dispatcher import Observer, dispatch
 from agentrt.rollout.order import chosen_tasks
-from agentrt.rollout.resume import Ledger
+from agentrt.rollout.resume import GroupPlan, Ledger
 from agentrt.rollout.setup import Setup
 from agentrt.rollout.sink import RunFolder
 
@@ -13,9 +15,14 @@ async def run(setup: Setup, spec: RunSpec, folder: RunFolder, observer: Observer
 
     `folder` is open. Raises `RecordError` if it cannot be written and `UsageError` for a wrong split.
     """
-    tasks = await chosen_tasks(setup.environment, spec.split, spec.groups, spec.seed)
-    ledger, as_group = Ledger(folder.trajectories()), bool(setup.rubric.group_rewards)
-    folder.rewrite_groups(ledger.groups(tasks, spec.group_size, as_group=as_group))
-    plans = ledger.left(tasks, spec.group_size, as_group=as_group)
+    plans = await left_to_run(setup.environment, spec, folder)
     await dispatch(setup, plans, folder, observer, max_concurrent=spec.max_concurrent)
     return sum(len(plan.members) for plan in plans)
+
+
+async def left_to_run(environment: Environment, spec: RunSpec, folder: RunFolder) -> list[GroupPlan]:
+    """What has no good record in `folder` yet; the groups that are whole are written there anew."""
+    tasks = await chosen_tasks(environment, spec.split, spec.groups, spec.seed)
+    ledger, as_group = Ledger(folder.trajectories()), bool(Rubric(environment).group_rewards)
+    folder.rewrite_groups(ledger.groups(tasks, spec.group_size, as_group=as_group))
+    return ledger.left(tasks, spec.group_size, as_group=as_group)

@@ -27,7 +27,7 @@ from agentrt.rollout.group import Group
 from agentrt.rollout.pace import Pace
 from agentrt.rollout.resume import GroupPlan, Ledger
 from agentrt.rollout.setup import Setup
-from agentrt.rollout.sink import RunFolder
+from agentrt.rollout.sink import Held, RunFolder
 
 
 class Runtime:
@@ -67,7 +67,7 @@ class Runtime:
 
         The same tasks have the same noise each time, so two versions are compared under equal luck.
         """
-        plans, held = [Ledger().again(task, group_size) for task in tasks], _Held()
+        plans, held = [Ledger().again(task, group_size) for task in tasks], Held()
         await dispatch(self.setup, plans, held, QUIET, max_concurrent=self.max_concurrent)
         return sorted(held.episodes, key=lambda episode: episode.key)
 
@@ -185,16 +185,3 @@ class Rollouts:
                     await self._wake.wait()
                 self._pace.start()
                 yield self._ledger.again(task, self._group_size)
-
-
-class _Held:
-    """A sink in memory."""
-
-    def __init__(self) -> None:
-        self.episodes: list[EpisodeRecord] = []
-
-    def write(self, record: EpisodeRecord) -> None:
-        self.episodes.append(record)
-
-    def write_group(self, group: GroupRecord) -> None:
-        pass

@@ -131,6 +131,20 @@ class RunFolder:
         self._opened.close()
 
 
+class Held:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.episodes: list[EpisodeRecord] = []
+
+    def write(self, record: EpisodeRecord) -> None:
+        """Keep a record."""
+        self.episodes.append(record)
+
+    def write_group(self, group: GroupRecord) -> None:
+        """Nothing: a group follows from its records."""
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock of a run, which is on its `run.toml`."""

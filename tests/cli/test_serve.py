@@ -81,7 +81,7 @@ def test_an_engine_of_a_run_that_was_killed_ends_by_itself(tmp_path: Path) -> No
     code = (
         "import sys, time; from agentrt.engine.remote.spawn import spawned; from agentrt.core.spec import EngineSpec\n"
     )
-    code += "with spawned('sprout', EngineSpec()) as there: print(there.urls[0], flush=True); time.sleep(600)"
+    code += "with spawned('sprout', EngineSpec(), 'k') as urls: print(urls[0], flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         url = owner.stdout.readline().strip()

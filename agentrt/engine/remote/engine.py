@@ -33,7 +33,7 @@ from agentrt.core.protocol import (
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Floats, Ids, Tokens
-from agentrt.engine.remote.router import Candidate, Request, choose
+from agentrt.engine.remote.router import Request, choose
 from agentrt.engine.remote.server import CONNECT_SECONDS, Server, ServerLost
 from agentrt.engine.remote.wire import Asked, Piece, needs_law
 from agentrt.engine.request import Bounds, check_request
@@ -124,7 +124,10 @@ class RemoteEngine:
         deadline = clock.now() + LOST_SECONDS
         while True:
             there = {server.url: server for server in self.servers if not server.is_lost}
-            candidates = [_candidate(server, request, keys) for server in there.values()]
+            now = clock.now()
+            candidates = [
+                server.belief.candidate(url, keys, request.tokens, now, server.version) for url, server in there.items()
+            ]
             name = choose(request, candidates, sticky=sticky)
             if name is not None:
                 return there[name]
@@ -171,10 +174,12 @@ class RemoteSession:
     def __init__(self, engine: RemoteEngine, seed: int, hints: SessionHints, tokens: Tokens, turns: int) -> None:
         self._engine, self._seed, self._hints, self._tokens, self._turns = engine, seed, hints, tokens, turns
         self._forks = 0
-        self._server: str | None = None
+        self._key = f"session {seed}"
+        self._server: Server | None = None
+        """Where its last turn was; it is counted there."""
 
     def __repr__(self) -> str:
-        return f"<RemoteSession {len(self._tokens)} ids, {self._turns} turns, at {self._server}>"
+        return f"<RemoteSession {len(self._tokens)} ids, {self._turns} turns, at {self._server!r}>"
 
     @property
     def tokens(self) -> Tokens:
@@ -217,18 +222,18 @@ class RemoteSession:
 
     async def _ask(self, turn: "_Turn", asked: Asked) -> None:
         """Have one server go on with a turn, as far as it comes."""
-        engine, keys = (
-            self._engine,
-            [f"session {self._seed}", *([f"group {self._hints.group}"] if self._hints.group else [])],
-        )
+        engine, group = self._engine, self._hints.group
+        keys = [self._key, f"group {group}"] if group else [self._key]
         request = Request(
             len(asked.token_ids), min(EXPECTED_TOKENS, asked.max_tokens), oldest_version=engine.oldest_version,
             tie=self._seed % 1_000_003,
         )  # fmt: skip
-        server = await engine.place(request, keys, self._server)
+        server = await engine.place(request, keys, self._server.url if self._server is not None else None)
+        self._move(server)
         expected = max(server.belief.expect(key, request.tokens) for key in keys)
         missing = request.tokens - expected
-        server.belief.begin(missing)
+        prompt = (keys[-1], turn.context) if asked.turn == 0 and group else None
+        server.belief.begin(missing, clock.now(), shared=prompt)  # its siblings share the prompt
         first, cached = True, None
 
         def take(piece: Piece) -> None:
@@ -247,10 +252,15 @@ class RemoteSession:
             if first:
                 server.belief.began(missing)
             server.belief.end(keys[0], expected, cached, len(self._tokens))
-            if asked.turn == 0 and self._hints.group:
-                server.belief.hold(keys[1], turn.context)  # the prompt, which its siblings share
-        self._server = server.url
         turn.note_cached(cached)
+
+    def _move(self, server: Server | None) -> None:
+        """It is there from now on, or nowhere."""
+        if self._server is not None:
+            self._server.belief.conversations -= 1
+        if server is not None:
+            server.belief.conversations += 1
+        self._server = server
 
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
         raise RequestError("ids are scored by the engine in this process only; leave --engine out")
@@ -276,12 +286,17 @@ class RemoteSession:
 
     def __enter__(self) -> Self:
         self._engine.num_sessions += 1
+        if self._server is not None:
+            self._server.belief.conversations += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._engine.num_sessions -= 1
+        self._move(None)
+        for server in self._engine.servers:
+            server.belief.forget(self._key)
 
 
 class _Turn:
@@ -371,11 +386,3 @@ class _Turn:
             finish_reason=self.finish_reason, matched_stop=self._matched, seed=seed if self._seed is None else self._seed,
             context_tokens=start, cached_tokens=cached, decode_seconds=seconds,
         )  # fmt: skip
-
-
-def _candidate(server: Server, request: Request, keys: Sequence[str]) -> Candidate:
-    belief = server.belief
-    return Candidate(
-        server.url, max(belief.expect(key, request.tokens) for key in keys), queued=belief.queued, running=belief.running,
-        version=server.version,
-    )  # fmt: skip

@@ -3,20 +3,17 @@
     here: listen ──► start, hand over the socket ──► forget the socket ──► ask at its address as of any server
 
 A server's socket listens before the server is there, so nobody has to find out its address or when it is ready: who asks
-early waits. It holds the only copy then, so that one that ends is noticed at once. It ends with its standard input, which
-is a pipe from here: when this process ends, however it does, so do its engines.
+early waits. It holds the only copy then, so that one that ends is noticed at once. Its standard input is a pipe from here:
+the key comes by it, and it ends with it. When this process ends, however it does, so do its engines.
 """
 
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,29 +26,27 @@ HERE = "127.0.0.1"
 
 
 @contextmanager
-def spawned(model: str, spec: EngineSpec, host: str = HERE) -> Iterator[EngineSpec]:
-    """Start the `spec.engines` servers of a model; the spec that asks them, with a key that nobody else has.
+def spawned(model: str, spec: EngineSpec, key: str, *, host: str = HERE) -> Iterator[list[str]]:
+    """Start the `spec.engines` servers of a model; the URLs at which they answer to `key`. They end with the block.
 
-    On `cuda` each has a GPU of its own. They end with the block.
+    On `cuda` each has a GPU of its own.
     """
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrt-key-")))
-        key = folder / "key"
-        key.write_text(secrets.token_urlsafe(32), encoding="utf-8")  # in a folder that is ours alone
-        urls = [stack.enter_context(_server(model, _own(spec, index), host, key)) for index in range(spec.engines)]
-        yield EngineSpec(urls=tuple(urls), api_key_file=str(key))
+        yield [stack.enter_context(_server(model, _own(spec, index), key, host)) for index in range(spec.engines)]
 
 
 @contextmanager
-def _server(model: str, spec: EngineSpec, host: str, key: Path) -> Iterator[str]:
+def _server(model: str, spec: EngineSpec, key: str, host: str) -> Iterator[str]:
     with socket.create_server((host, 0), backlog=2048) as listening:
         port, number = listening.getsockname()[1], listening.fileno()
-        command = [sys.executable, "-m", "agentrt.cli", "serve", model, "--socket", str(number), "--api-keys", str(key)]
         process = subprocess.Popen(
-            [*command, *_assignments(spec)], stdin=subprocess.PIPE, pass_fds=[number], env=_variables(spec),
+            [sys.executable, "-m", "agentrt.cli", "serve", model, "--socket", str(number), *_assignments(spec)],
+            stdin=subprocess.PIPE, pass_fds=[number], env=_variables(spec),
             start_new_session=True,  # the terminal's Ctrl-C is for the run, which aborts what is in flight first
         )  # fmt: skip
     assert process.stdin is not None
+    process.stdin.write(f"{key}\n".encode())
+    process.stdin.flush()
     try:
         yield f"http://{host}:{port}"
     finally:

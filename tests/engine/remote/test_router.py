@@ -37,6 +37,22 @@ def test_versions_and_closed_servers_are_constraints() -> None:
     assert choose(LONG, []) is None
 
 
+def test_a_request_pays_for_those_that_wait_for_it() -> None:
+    """B is idle now and used half of the time: 10 s of prompts there hold up those of the next 20 s, 2 a second."""
+    used = B._replace(arrivals=2.0, busy=0.5, conversations=100)
+    assert cost(LONG, used) == 10.0 * (1 + 2.0 * 10.0 / 0.5) + 1.0
+    assert cost(LONG, used._replace(conversations=3)) == 10.0 * (1 + 3) + 1.0, "no more than there are"
+    busy = a(queued=12_000, arrivals=2.0, busy=0.5, conversations=100)
+    assert choose(LONG, [busy, B], sticky="a") == "b"
+    assert choose(LONG, [busy, used], sticky="a") == "a", "to compute it all again costs the others more than it gains"
+
+
+def test_a_turn_slows_those_beside_it_once_they_share_the_rate() -> None:
+    """20 turns of 50 ids/s use up 1,000: the one that comes next takes from each of them."""
+    assert cost(LONG, B._replace(running=19)) == 10.0 + 1.0
+    assert cost(LONG, B._replace(running=20)) == 10.0 + 50 / (1_000 / 21) + 20 * 50 / 1_000
+
+
 def test_pushing_out_others_and_restoring_count() -> None:
     full = Candidate("full", held=0, eviction=0.002, rates=RATES)
     assert choose(LONG._replace(growth=500), [full, B]) == "b"
@@ -60,7 +76,7 @@ def test_a_group_stays_together_for_its_prefix_and_splits_when_the_queue_is_long
 def test_beliefs_are_corrected() -> None:
     belief = Belief()
     for key, tokens in (("old", 500), ("s1", 1_000), ("s2", 2_000)):
-        belief.begin(tokens)
+        belief.begin(tokens, now=0.0)
         belief.end(key, expected=0, cached=0, tokens=tokens)
     assert (belief.running, belief.expect("s1", 5_000), belief.expect("s2", 600)) == (0, 1_000, 600)
     belief.end("s1", expected=1_000, cached=500, tokens=1_200)
@@ -69,3 +85,27 @@ def test_beliefs_are_corrected() -> None:
     assert belief.expect("s2", 5_000) == 2_000
     belief.flush()
     assert belief.expect("s1", 5_000) == 0
+
+
+def test_a_prompt_that_is_queued_is_held_for_those_behind_it() -> None:
+    belief = Belief()
+    belief.begin(800, now=1.0, shared=("group", 800))
+    assert belief.candidate("x", ["session", "group"], 900, now=1.0)[:4] == ("x", 800, 800, 1)
+    belief.began(800)
+    assert belief.queued == 0
+
+
+def test_rates_are_of_the_last_seconds_and_a_full_server_has_a_price() -> None:
+    belief = Belief(rates=RATES)
+    for now in range(200):
+        belief.begin(500, now=float(now))
+        belief.end("s", expected=0, cached=0, tokens=100)
+    seen = belief.candidate("x", ["s"], 100, now=200.0)
+    assert 0.9 < seen.arrivals < 1.1
+    assert 0.45 < seen.busy < 0.55
+    assert seen.eviction == 0.0
+    assert belief.candidate("x", ["s"], 100, now=300.0).arrivals < 0.001
+    belief.end("s", expected=100, cached=20, tokens=200)
+    assert belief.candidate("x", ["s"], 100, now=200.0).eviction == 0.5 / 1_000
+    belief.forget("s")
+    assert belief.expect("s", 100) == 0
