@@ -20,7 +20,8 @@ from typing import NamedTuple
 HYSTERESIS = 0.2
 """Part of the cost of staying that a move must save."""
 NEAR = 0.05
-"""Servers that cost this much more than the cheapest are as good; the tie is broken by the request's own number."""
+"""Servers that cost this much more than the cheapest are as good. Of these the one is taken that holds the most, for what is
+computed twice is lost to all; then the least loaded; then the request's own number decides."""
 RATE_SECONDS = 10.0
 """Over which the rates of arrivals and of work are averaged."""
 NEVER_IDLE = 1e-3
@@ -117,8 +118,10 @@ def choose(request: Request, servers: Sequence[Candidate], *, sticky: str | None
     best = min(costs.values())
     if sticky in costs and costs[sticky] - best <= HYSTERESIS * costs[sticky]:
         return sticky
-    near = [name for name, one in costs.items() if one <= best * (1 + NEAR)]
-    return near[request.tie % len(near)]
+    near = [server for server in able if costs[server.name] <= best * (1 + NEAR)]
+    most, least = min((-server.held, server.running) for server in near)
+    equal = [server.name for server in near if (-server.held, server.running) == (most, least)]
+    return equal[request.tie % len(equal)]
 
 
 def choose_group(request: Request, servers: Sequence[Candidate], members: int) -> list[str | None]:
