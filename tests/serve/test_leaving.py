@@ -135,3 +135,18 @@ async def test_equal_seeds_give_equal_samples() -> None:
     assert texts[0][0] != texts[0][1]
     assert first.choices[0].logprobs == again.choices[0].logprobs
     assert len({reply.choices[0].message.content for reply in free}) > 1
+
+
+async def test_n_samples_compute_their_prompt_once() -> None:
+    async with toy_engine(seconds=0) as engine, standing(engine) as up:
+        ask: dict[str, Any] = {
+            "model": "m",
+            "messages": [{"role": "user", "content": "x" * 500}],
+            "max_tokens": 4,
+            "n": 4,
+        }
+        usage = (await up.client.chat.completions.create(**ask)).usage
+        seen = engine.statistics()
+    assert usage is not None
+    assert seen.tokens_prefilled < usage.prompt_tokens + 4 * 4, "the others join at the last whole page"
+    assert seen.tokens_reused > 3 * (usage.prompt_tokens - 8)
