@@ -2,7 +2,8 @@
 
     python bench/speculate_cpu.py [--rounds 7] [--only quote,siblings,free]
 
-- quote: SmolLM2-135M answers by quoting the tool result that it just got; greedy, and at T = 1. 1, 2 and 4 live requests.
+- quote: SmolLM2-135M answers by quoting the tool result that it just got, as it did in the turn before; greedy, and at
+  T = 0.4 (at T = 1 this model quotes little). 1, 2 and 4 live requests. The prompt's prefill is part of the time.
 - siblings: sprout, groups of 8 on calculator tasks at T = 1, whole episodes with their tool calls; the tool costs nothing here.
 - free: text that follows nothing said before, at T = 1; 1, 8 and 32 live requests. What the gate is for.
 
@@ -100,23 +101,44 @@ WORDS = (
 )  # fmt: skip
 
 
-def text(rng: random.Random, words: int) -> str:
-    """Sentences of plain words."""
-    return ". ".join(" ".join(rng.choices(WORDS, k=8)).capitalize() for _ in range(words // 8)) + "."
+NAMES = ("Anna Berg", "Tom Hale", "Maria Lopez", "Peter Novak", "Julia Stone", "Mark Weber", "Elena Rossi", "David Kim")
+TOWNS = ("Oakfield", "Northport", "Lakewood", "Ashford", "Riverton", "Stonebridge", "Maplewood", "Brookside")
+JOBS = ("teacher", "doctor", "baker", "farmer", "writer", "pilot", "painter", "lawyer")
+FACTS = (
+    "{name} lives in {town} and works as a {job}.", "The old library of {town} was opened in {year}.",
+    "Every {day}, {name} takes the train to {town}.", "In {year}, {name} became a {job} in {town}.",
+    "The market of {town} is open every {day}.", "{name} has been a {job} since {year}.",
+)  # fmt: skip
+
+
+def result(rng: random.Random) -> str:
+    """What a search gave: five plain sentences about people and towns, none of them said before."""
+    return " ".join(
+        fact.format(
+            name=rng.choice(NAMES), town=rng.choice(TOWNS), job=rng.choice(JOBS), year=rng.randint(1850, 2020),
+            day=rng.choice(("Monday", "Tuesday", "Friday", "Sunday")),
+        ) for fact in rng.sample(FACTS, 5)
+    )  # fmt: skip
 
 
 def quote(live: int, temperature: float) -> Work:
-    """A tool gave a text, and the answer repeats it."""
+    """A search gave a text, and the answer quotes it, as the answer before did: the second turn of a conversation."""
     _, _, renderer = loaded("smollm2-135m")
     params = SamplingParams(temperature=temperature, stop_token_ids=tuple(renderer.stop_token_ids))
+
+    def asked(found: str) -> Message:
+        return Message(
+            "user", f"The search tool found this text:\n\n{found}\n\nRepeat the text exactly, word for word."
+        )
 
     def work(core: EngineCore, round_: int) -> list[list[int]]:
         conversations = []
         for index in range(live):
-            found = text(random.Random(1000 * round_ + index), 48)
-            asked = f"The search tool found this text:\n\n{found}\n\nRepeat the text exactly, word for word."
-            conversation = Conversation(core, 1000 * round_ + index, "")
-            conversation.submit(renderer.prompt([Message("user", asked)], ()), params, 72)
+            seed = 1000 * round_ + index
+            before, now = result(random.Random(-seed - 1)), result(random.Random(seed))
+            messages = [asked(before), Message("assistant", before), asked(now)]
+            conversation = Conversation(core, seed, "")
+            conversation.submit(renderer.prompt(messages, ()), params, 96)
             conversations.append(conversation)
         drain(core)
         return [closed(conversation) for conversation in conversations]
@@ -258,7 +280,7 @@ def rows(only: set[str], rounds: int) -> Iterator[Row]:
             )
     if "quote" in only:
         for live in (1, 2, 4):
-            for temperature in (0.0, 1.0):
+            for temperature in (0.0, 0.4):
                 yield measure(
                     f"quote, T = {temperature:g}, {live} live", "smollm2-135m", quote(live, temperature), rounds
                 )

@@ -6,6 +6,7 @@ import typer
 
 from agentrt.cli.describe import describe
 from agentrt.cli.doctor import doctor
+from agentrt.cli.draft import app as draft
 from agentrt.cli.eval import evaluate
 from agentrt.cli.export import export
 from agentrt.cli.init import init
@@ -35,6 +36,7 @@ app.command()(mismatch)
 app.command()(pull)
 app.command()(doctor)
 app.add_typer(tools, name="tools")
+app.add_typer(draft, name="draft")
 
 
 def main() -> None:

@@ -156,6 +156,8 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     groups as they become whole, the oldest policy version, then the group with the fewest members left."""
     speculate: Literal["off", "auto"] = "off"
     """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
+    draft: str = ""
+    """A model that drafts, beside what is drafted from text: an EAGLE-3 or MTP head or a small model, by name or folder."""
     verifier: Verifier = "coupled"
     """How a draft is judged. All are exact; with `coupled` the text is the same as without speculation."""
     draft_length: int = 8

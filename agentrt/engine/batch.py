@@ -49,12 +49,12 @@ def build_batch(chunks: List[tuple[Sequence, int]]) -> Batch:
     ]
     return Batch(
         np.array(token_ids, dtype=np.int64), positions_N, np.repeat(np.arange(len(chunks), dtype=np.int32), counts_S),
-        _tables([sequence.lease.table for sequence, _ in chunks]), np.array([row for row, _ in out], dtype=np.int64),
+        tables_of([sequence.lease.table for sequence, _ in chunks]), np.array([row for row, _ in out], dtype=np.int64),
         [sequence for _, sequence in out],
     )  # fmt: skip
 
 
-def _tables(tables: List[List[IntArray]]) -> NDArray[np.int32]:
+def tables_of(tables: List[List[IntArray]]) -> NDArray[np.int32]:
     """Page tables of equal length: what is short is filled up with places without a page."""
     longest = max(len(table[0]) for table in tables)
     tables_GSP = np.full((len(tables[0]), len(tables), longest), NONE, dtype=np.int32)

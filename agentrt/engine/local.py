@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from agentrt.core.errors import UsageError
+from agentrt.core.models import find_model
 from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
@@ -12,6 +13,8 @@ from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import LoadedModel, load_model
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
+from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.load import load_draft
 from agentrt.engine.step import EngineCore
 
 
@@ -21,7 +24,13 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
     Ids of the output layer that the tokenizer does not know are masked before sampling.
     """
     loaded = load_model(folder, _checked_device(spec.device))
-    return _service(folder, tokenizer, loaded, _runner(loaded.decoder, spec), spec)
+    runner = _runner(loaded.decoder, spec)
+    drafter = None
+    if spec.draft and spec.speculate != "off":
+        drafter = Drafter(
+            load_draft(find_model(spec.draft), loaded), runner, spec, _vocab_size(tokenizer, loaded.decoder)
+        )
+    return _service(folder, tokenizer, loaded, runner, spec, drafter)
 
 
 def reference_engine(folder: Path, tokenizer: Tokenizer, kv_tokens: int) -> EngineService:
@@ -35,15 +44,19 @@ def reference_engine(folder: Path, tokenizer: Tokenizer, kv_tokens: int) -> Engi
 
 
 def _service(
-    folder: Path, tokenizer: Tokenizer, loaded: LoadedModel, runner: ModelRunner, spec: EngineSpec
-) -> EngineService:
-    decoder = loaded.decoder
-    vocab_size = min(tokenizer.vocab_size, decoder.vocab_size)
-    core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of)
+    folder: Path, tokenizer: Tokenizer, loaded: LoadedModel, runner: ModelRunner, spec: EngineSpec,
+    drafter: Drafter | None = None,
+) -> EngineService:  # fmt: skip
+    decoder, vocab_size = loaded.decoder, _vocab_size(tokenizer, loaded.decoder)
+    core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of, drafter=drafter)
     info = EngineInfo(
         model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
     )
     return EngineService(core, info)
+
+
+def _vocab_size(tokenizer: Tokenizer, decoder: Decoder) -> int:
+    return min(tokenizer.vocab_size, decoder.vocab_size)
 
 
 def _runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:

@@ -33,6 +33,10 @@ class ModelRunner:
 
     def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
         self.decoder, self.page_size = decoder, spec.page_size
+        self.taps: tuple[int, ...] = ()
+        """After which numbers of layers `run` hands out hidden states."""
+        self.features_NF: Tensor | None = None
+        """Those of the last step, in the order of its batch, side by side; None without taps."""
         self.groups = size_groups(decoder.config.group_windows, spec)
         self._kv = [
             PagedKV(self._new_pool(group.num_pages + self.SPARE_PAGES, layout), layout)
@@ -43,10 +47,14 @@ class ModelRunner:
 
     def run(self, batch: Batch) -> Logits:
         batch = side_by_side(batch)
+        taps: dict[int, Tensor | None] = dict.fromkeys(self.taps)
         token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M = (
             torch.from_numpy(array).to(self.decoder.device) for array in batch[:5]
         )
-        logits_MV = self.decoder.forward(token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M)
+        logits_MV = self.decoder.forward(
+            token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M, taps=taps
+        )
+        self.features_NF = _features(taps, batch) if taps else None
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
         return logits
 
@@ -129,3 +137,9 @@ def side_by_side(batch: Batch) -> Batch:
         token_ids_N=batch.token_ids_N[order_N], positions_N=batch.positions_N[order_N],
         table_of_N=batch.table_of_N[order_N], out_rows_M=place_N[batch.out_rows_M],
     )  # fmt: skip
+
+
+def _features(taps: Mapping[int, Tensor | None], batch: Batch) -> Tensor:
+    """Hidden states one beside the other, sequence by sequence again: `side_by_side` moves sequences whole."""
+    taken = [hidden_ND for hidden_ND in taps.values() if hidden_ND is not None]
+    return torch.cat(taken, dim=1)[torch.from_numpy(np.argsort(batch.table_of_N, kind="stable"))]

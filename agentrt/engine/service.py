@@ -108,7 +108,7 @@ class EngineService:
             if version <= self.core.version:
                 raise WeightsError(f"version {version} is not above the present one, {self.core.version}")
             started = clock.now()
-            install = await anyio.to_thread.run_sync(self.core.runner.stage, source)
+            install = await anyio.to_thread.run_sync(self.core.stage, source)
             read_seconds = clock.now() - started
             update = Update(version=version, mode=mode, install=install)
             await self._carried_out(update)

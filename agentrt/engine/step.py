@@ -9,12 +9,12 @@ somebody needs to go on. Policy version, pages and the sequences in flight are o
 import math
 import time
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrt.core.errors import EngineFailure
+from agentrt.core.errors import EngineFailure, WeightsError
 from agentrt.core.protocol import EngineStatistics, UpdateMode, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
@@ -33,6 +33,7 @@ from agentrt.engine.scheduler import Capacity, Demand, Plan, plan_step
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.accept import committed
 from agentrt.engine.speculate.draft import NO_DRAFT
+from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.speculator import Speculator
 from agentrt.engine.weights import Install
 from agentrt_kernels.sample.rules import Rule
@@ -41,6 +42,8 @@ LINK_SHARE = 0.8
 """Of the time of a step, at most, that copies are started for in either direction."""
 STANDBY_SECONDS = 0.01
 """How long a step without anything to compute waits for a copy, before it sees to what else was asked of the engine."""
+DRAFT = "draft."
+"""What the names of a draft model's weights begin with, in an update that has both."""
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
 DEAF_SECONDS = 0.1
@@ -111,7 +114,7 @@ class EngineCore:
 
     def __init__(
         self, runner: Runner, spec: EngineSpec, *, vocab_size: int, bytes_of: Callable[[int], bytes],
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.perf_counter, drafter: Drafter | None = None,
     ) -> None:  # fmt: skip
         self.runner, self.spec, self.vocab_size, self.bytes_of = runner, spec, vocab_size, bytes_of
         self.clock = clock
@@ -122,7 +125,7 @@ class EngineCore:
         self.held: list[Sequence] = []
         """Requests that arrived while an update waits for those before them."""
         self.update: Update | None = None
-        self.speculator = Speculator(spec.draft_length) if spec.speculate == "auto" else None
+        self.speculator = Speculator(spec.draft_length, drafter) if spec.speculate == "auto" else None
         self._totals = _Totals()
         self._lengths = Lengths()
         self._conversations = Conversations(Readiness(spec.order))
@@ -179,6 +182,24 @@ class EngineCore:
         if lease.pause is not None:
             lease.pause.eta = self.clock() + eta_seconds
 
+    def stage(self, source: WeightSource) -> Install:
+        """`Runner.stage`; tensors named `draft.*` are the draft model's, and are used from the same moment on."""
+        if not isinstance(source, Mapping):
+            return self.runner.stage(source)
+        own = {name.removeprefix(DRAFT): tensor for name, tensor in source.items() if name.startswith(DRAFT)}
+        install = self.runner.stage({name: tensor for name, tensor in source.items() if not name.startswith(DRAFT)})
+        if not own:
+            return install
+        if self.speculator is None or self.speculator.drafter is None:
+            raise WeightsError(f"the new weights hold {DRAFT}{min(own)}, and this engine has no draft model")
+        refresh = self.speculator.drafter.stage(own)
+
+        def both() -> None:
+            install()
+            refresh()
+
+        return both
+
     def begin_update(self, update: Update) -> None:
         """Change the weights before the next step; in mode `drain` when the requests in flight have ended."""
         assert self.update is None, "one update at a time"
@@ -218,6 +239,8 @@ class EngineCore:
         self._totals.steps += 1
         shapes = [(sequence.lease.computed, count) for sequence, count in chunks]
         readers, logits_MV = self._run(chunks)
+        if self.speculator:
+            self.speculator.computed(chunks)
         for sequence, count in chunks:
             self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
         self._read(readers, logits_MV)
@@ -252,6 +275,8 @@ class EngineCore:
     def check(self) -> None:
         """Raise `AssertionError` if a page is lost or a sequence is in no queue or in two."""
         self.cache.check()
+        if self.speculator:
+            self.speculator.check()
         assert not set(map(id, self.waiting)) & set(map(id, self.running)), "a sequence both waits and runs"
         for sequence in self.running:
             assert sequence.lease.is_running, "a running sequence has a lease that may be revoked"
@@ -348,7 +373,8 @@ class EngineCore:
     def _return(self, sequence: Sequence) -> None:
         """From running to the waiting line."""
         self.running.remove(sequence)
-        sequence.draft = NO_DRAFT
+        if self.speculator:
+            self.speculator.returned(sequence)
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         sequence.lease.is_wanted = True
         self._queue(sequence)
@@ -449,6 +475,8 @@ class EngineCore:
                 update.tokens_dropped = sum(sequence.lease.computed for sequence in self.running)
                 self._requeue(at_the_end=update.mode == "abort_resume")
             self.cache.renew(self.version, keep=update.mode == "keep")
+            if self.speculator:
+                self.speculator.renewed(self.version)
         update.pause_seconds = self.clock() - started
         self._end_update(update)
 

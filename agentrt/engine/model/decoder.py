@@ -137,13 +137,14 @@ class Decoder:
     @torch.inference_mode()
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
-        kv: Sequence[PagedKV], out_rows_M: Tensor, *plan: object,
+        kv: Sequence[PagedKV], out_rows_M: Tensor, *plan: object, taps: dict[int, Tensor | None] | None = None,
     ) -> Tensor:  # fmt: skip
         """Write the KV of all N rows to their pages and return `logits_MV` for `out_rows_M`.
 
         `table_of_N` names each row's tables in `tables_GSP` (page numbers, -1 where there is none). What a row attends
         beyond the rows of this call must be in its pages already. Ids and positions are int64, tables int32. `plan` is
-        what the operations' own attention takes beyond that: for `launch` a `DevicePlan`, or nothing.
+        what the operations' own attention takes beyond that: for `launch` a `DevicePlan`, or nothing. Each key of `taps`
+        is a number of layers; its value becomes the hidden state of all rows after so many, before any norm.
         """
         places = [(positions_N, table_of_N, *paged) for paged in zip(tables_GSP, *zip(*kv, strict=True), strict=True)]
         ops, eps = self.ops, self.config.norm_eps
@@ -154,6 +155,8 @@ class Decoder:
         for index, layer in enumerate(self.layers):
             if index > 0:
                 x_ND = ops.add_rms_norm(x_ND, residual_ND, layer.attention_norm_D, eps)
+            if taps and index in taps:
+                taps[index] = residual_ND.clone()
             place = (*places[layer.group], layer.depth)
             q_NHD = ops.rotary(layer.qkv(x_ND), *layer.angles, *place, layer.qk_norms)
             x_ND = layer.output(ops.paged_attention(q_NHD, *place, layer.window, *plan).flatten(1))
@@ -163,6 +166,8 @@ class Decoder:
             x_ND = layer.mlp(x_ND)
             if layer.down_norm_D is not None:
                 x_ND = ops.rms_norm(x_ND, layer.down_norm_D, eps)
+        if taps and len(self.layers) in taps:
+            taps[len(self.layers)] = residual_ND + x_ND
         out_MD = ops.add_rms_norm(x_ND[out_rows_M], residual_ND[out_rows_M], self.norm_D, eps)
         return self.head(out_MD)
 

@@ -17,9 +17,12 @@ The chance of the very id that was drawn must not play a part: a draft cut short
 from collections import defaultdict
 from collections.abc import Sequence
 from math import log2
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agentrt_kernels.compiled import ordered
 
 OFF_UNDER = 1.03
 """The time of plain decoding over that with drafts."""
@@ -69,8 +72,7 @@ class StepTimes:
     def __init__(self) -> None:
         self._measured: dict[int, tuple[float, float]] = {}
         """Rows and seconds by half octave, both smoothed."""
-        self._rows_P: NDArray[np.float64] = np.zeros(0)
-        self._seconds_P: NDArray[np.float64] = np.zeros(0)
+        self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     def note(self, rows: int, seconds: float) -> None:
         """A step of `rows` rows took so long."""
@@ -80,56 +82,106 @@ class StepTimes:
         self._measured[half_octave] = (
             mean_rows + share * (rows - mean_rows), mean_seconds + share * (seconds - mean_seconds)
         )  # fmt: skip
-        self._rows_P, seconds_P = np.array([self._measured[key] for key in sorted(self._measured)]).T
-        self._seconds_P = np.minimum.accumulate(seconds_P[::-1])[::-1]
+        self._curve = None
 
-    def of(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
-        """For each number of rows. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
-        if not self._measured:
-            return np.ones(rows_B.shape)
-        most, longest = self._rows_P[-1], self._seconds_P[-1]
-        slope = (longest - self._seconds_P[0]) / max(most - self._rows_P[0], 1.0)
-        seconds_B: NDArray[np.float64] = np.interp(rows_B, self._rows_P, self._seconds_P)
-        seconds_B += slope * np.maximum(rows_B - most, 0.0)
-        return seconds_B
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Numbers of rows, ascending, and their seconds, which never fall; empty if nothing is known."""
+        if self._curve is None:
+            rows_P, seconds_P = np.array([self._measured[key] for key in sorted(self._measured)]).reshape(-1, 2).T
+            self._curve = rows_P.copy(), np.minimum.accumulate(seconds_P[::-1])[::-1].copy()
+        return self._curve
+
+    def of(self, rows: float) -> float:
+        """Of so many rows. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
+        return float(_seconds(rows, *self.curve()))
+
+
+def survivals(rate: float, length: int) -> float:
+    """How many of `length` drafted ids are expected to stand, each with a chance of `rate` if all before it do."""
+    return rate * (1 - rate**length) / (1 - rate) if rate < 1 else float(length)
 
 
 def choose_lengths(
-    limits: Sequence[int], rates: Sequence[float], times: StepTimes, look_seconds: float = 0.0
-) -> list[int]:
+    limits: Sequence[int], rates: Sequence[float], times: StepTimes, look_seconds: float = 0.0,
+    modelled: Sequence[int] = (), pass_seconds: float = 0.0,
+) -> list[int]:  # fmt: skip
     """How many ids of each draft to verify in a step of so many requests; all 0 if that saves less than 3 %.
 
     `limits` are the drafts' lengths, 0 for a request without one; `rates` the chance of an id of each. Ids are taken down to
     one survival a^j for all requests, so rows are spent where they bring most. To look for drafts takes `look_seconds`
-    a step, which plain decoding does not.
+    a step, which plain decoding does not, and a model takes `pass_seconds` for each id of the longest draft that it makes
+    for the requests `modelled`.
     """
-    if not any(limits):
-        return [0] * len(limits)
-    depths_K = np.arange(1, max(limits) + 1)
-    survival_SK = np.where(depths_K <= np.array(limits)[:, None], np.array(rates)[:, None] ** depths_K, 0.0)
-    taken_TSK = survival_SK >= SURVIVALS_T[:, None, None]
-    lengths_TS = taken_TSK.sum(axis=2)
-    own_TS = (survival_SK * taken_TSK).sum(axis=2)
-    gains_TS = 1 + (own_TS + own_TS.mean(axis=1, keepdims=True)) / 2
-    seconds_T = _seconds_a_text(gains_TS, 1 + lengths_TS, times, look_seconds)
-    best = int(np.argmin(seconds_T))
-    if times.of(np.array([len(limits)]))[0] < OFF_UNDER * seconds_T[best]:
-        return [0] * len(limits)
-    lengths: list[int] = lengths_TS[best].tolist()
+    lengths_S = np.zeros(len(limits), dtype=np.int64)
+    if any(limits):
+        is_modelled_S = np.zeros(len(limits), dtype=np.bool_)
+        is_modelled_S[list(modelled)] = True
+        limits_S, rates_S = np.array(limits, dtype=np.int64), np.array(rates, dtype=np.float64)
+        _choose(limits_S, rates_S, is_modelled_S, *times.curve(), look_seconds, pass_seconds, lengths_S)
+    lengths: list[int] = lengths_S.tolist()
     return lengths
 
 
-def _seconds_a_text(
-    gains_TS: NDArray[np.float64], rows_TS: NDArray[np.int64], times: StepTimes, look_seconds: float
-) -> NDArray[np.float64]:
-    """For each choice T, the time until all requests are done, over the steps that plain decoding takes for it."""
-    order_TS = np.argsort(-gains_TS, axis=1, kind="stable")
-    ends_TS = 1 / np.take_along_axis(gains_TS, order_TS, axis=1)
-    live_rows_TS = np.take_along_axis(rows_TS, order_TS, axis=1)[:, ::-1].cumsum(axis=1)[:, ::-1]
-    seconds_T: NDArray[np.float64] = (
-        np.diff(ends_TS, axis=1, prepend=0.0) * (times.of(live_rows_TS) + look_seconds)
-    ).sum(axis=1)  # fmt: skip
-    return seconds_T
+@ordered()
+def _choose(
+    limits_S: Any, rates_S: Any, is_modelled_S: Any, rows_P: Any, seconds_P: Any, look_seconds: float, pass_seconds: float,
+    best_S: Any,
+) -> None:  # fmt: skip
+    """Fill `best_S`, which is 0, with the lengths of the survival whose time to the end is least, if it is little enough."""
+    count = limits_S.shape[0]
+    lengths_S, gains_S = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.float64)
+    least = _seconds(count, rows_P, seconds_P) / OFF_UNDER
+    for survival in SURVIVALS_T:
+        longest = _take(limits_S, rates_S, is_modelled_S, survival, lengths_S, gains_S)
+        more = look_seconds + pass_seconds * longest
+        seconds = _seconds_a_text(gains_S, lengths_S, rows_P, seconds_P, more)
+        if seconds < least and lengths_S.max() > 0:
+            least = seconds
+            best_S[:] = lengths_S
+
+
+@ordered()
+def _take(limits_S: Any, rates_S: Any, is_modelled_S: Any, least: float, lengths_S: Any, gains_S: Any) -> int:
+    """Ids down to a survival, and what they gain; the longest draft that the model makes for it."""
+    longest, total = 0, 0.0
+    for s in range(limits_S.shape[0]):
+        lengths_S[s], gains_S[s], survival = 0, 0.0, rates_S[s]
+        while lengths_S[s] < limits_S[s] and survival >= least:
+            lengths_S[s] += 1
+            gains_S[s] += survival
+            survival *= rates_S[s]
+        total += gains_S[s]
+        if is_modelled_S[s]:
+            longest = max(longest, lengths_S[s])
+    for s in range(limits_S.shape[0]):
+        gains_S[s] = 1 + (gains_S[s] + total / limits_S.shape[0]) / 2
+    return longest
+
+
+@ordered()
+def _seconds_a_text(gains_S: Any, lengths_S: Any, rows_P: Any, seconds_P: Any, more: float) -> float:
+    """The time until all requests are done, over the steps that plain decoding takes for it."""
+    rows, total, before = lengths_S.sum() + lengths_S.shape[0], 0.0, 0.0
+    for s in np.argsort(-gains_S):
+        end = 1 / gains_S[s]
+        total += (end - before) * (_seconds(rows, rows_P, seconds_P) + more)
+        rows, before = rows - 1 - lengths_S[s], end
+    return total
+
+
+@ordered()
+def _seconds(rows: float, rows_P: Any, seconds_P: Any) -> Any:
+    known = rows_P.shape[0]
+    if known == 0:
+        return 1.0
+    if rows >= rows_P[known - 1]:
+        slope = (seconds_P[known - 1] - seconds_P[0]) / max(rows_P[known - 1] - rows_P[0], 1.0)
+        return seconds_P[known - 1] + slope * (rows - rows_P[known - 1])
+    if rows <= rows_P[0]:
+        return seconds_P[0]
+    place = np.searchsorted(rows_P, rows)
+    share = (rows - rows_P[place - 1]) / (rows_P[place] - rows_P[place - 1])
+    return seconds_P[place - 1] + share * (seconds_P[place] - seconds_P[place - 1])
 
 
 class Gate:
@@ -137,6 +189,8 @@ class Gate:
 
     def __init__(self) -> None:
         self.times = StepTimes()
+        self.passes = StepTimes()
+        """Of a draft model, for one id of each of so many sequences."""
         self.rates: dict[str, Rate] = defaultdict(Rate)
         """By kind of draft."""
         self._look_seconds = 0.0
@@ -147,9 +201,10 @@ class Gate:
         self._asleep -= 1
         return self._asleep < 0 and (self._steps + 1) % PLAIN_EVERY != 0
 
-    def choose(self, limits: Sequence[int], rates: Sequence[float]) -> list[int]:
+    def choose(self, limits: Sequence[int], rates: Sequence[float], modelled: Sequence[int] = ()) -> list[int]:
         """`choose_lengths` of these drafts, or a probe."""
-        lengths = choose_lengths(limits, rates, self.times, self._look_seconds)
+        pass_seconds = self.passes.of(len(modelled)) if modelled else 0.0
+        lengths = choose_lengths(limits, rates, self.times, self._look_seconds, modelled, pass_seconds)
         if not any(lengths) and self._unverified >= PROBE_EVERY:
             lengths = [min(limit, PROBE_LENGTH) for limit in limits]
         if any(lengths):
@@ -160,7 +215,7 @@ class Gate:
         """A look for drafts of so many requests took so long, and came to `lengths`; falls asleep if it was in vain."""
         self._look_seconds += SMOOTH_LONGER * (seconds - self._look_seconds)
         if not any(lengths):
-            step_seconds = float(self.times.of(np.array([len(lengths)]))[0])
+            step_seconds = self.times.of(len(lengths))
             self._asleep = min(int(self._look_seconds / (VAIN_SHARE * step_seconds)), LONGEST_SLEEP)
 
     def note_step(self, rows: int, seconds: float) -> None:

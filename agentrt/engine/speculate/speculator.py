@@ -1,35 +1,73 @@
-"""`Speculator`: the drafts of an engine's running sequences, before each step, and what became of them after it."""
+"""`Speculator`: the drafts of an engine's running sequences, before each step, and what became of them after it.
+
+Drafts from text cost next to nothing and are looked for first. A draft model, if there is one, drafts for those sequences of
+which it is expected to be accepted more; the gate weighs its passes against that.
+"""
 
 import time
+from collections import defaultdict
 from collections.abc import Sequence as List
 from functools import cache
 
+import structlog
+
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
-from agentrt.engine.speculate.gate import REQUEST_PRIOR, Gate, Rate
-from agentrt.engine.speculate.suffix import LONGEST, Memory
+from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.freshness import Freshness
+from agentrt.engine.speculate.gate import REQUEST_PRIOR, Gate, Rate, survivals
+from agentrt.engine.speculate.suffix import LONGEST, Found, Memory
+
+TEXT = "text"
+
+log = structlog.get_logger(__name__)
 
 
 class Speculator:
-    """One engine's proposer and gate. The core tells it of every request, step and verification."""
+    """One engine's proposers and gate. The core tells it of every request, step and verification."""
 
-    def __init__(self, draft_length: int) -> None:
-        self.memory, self.gate, self.draft_length = Memory(), Gate(), draft_length
-        self._rates: dict[Sequence, Rate] = {}
-        """Of the drafts of each running request."""
+    def __init__(self, draft_length: int, drafter: Drafter | None = None) -> None:
+        self.memory, self.gate, self.draft_length, self.drafter = Memory(), Gate(), draft_length, drafter
+        self.freshness = Freshness()
+        """Of the draft model."""
+        self._rates: dict[Sequence, dict[str, Rate]] = {}
+        """Of the drafts of each running request, from text and from the model."""
+        if drafter:
+            for count, seconds in drafter.measure().items():
+                self.gate.passes.note(count, seconds)
 
     def submitted(self, sequence: Sequence) -> None:
         """Remember what a conversation heard since its last turn: a prompt, or what a tool gave."""
         tokens, end = sequence.tokens, sequence.context_tokens
         if not sequence.num_scored:
-            self._rates[sequence] = Rate()
+            self._rates[sequence] = defaultdict(Rate)
             last_sampled = tokens.mask[:end].tobytes().rfind(b"\1")
             self.memory.add(tokens.token_ids[:end], last_sampled + 1, once=True)
 
+    def computed(self, chunks: List[tuple[Sequence, int]]) -> None:
+        """The rows of a step were computed, and nothing of it is committed yet."""
+        if self.drafter:
+            self.drafter.take(chunks)
+
+    def returned(self, sequence: Sequence) -> None:
+        """A sequence waits again, and its KV may go."""
+        sequence.draft = NO_DRAFT
+        if self.drafter:
+            self.drafter.left(sequence)
+
     def left(self, sequence: Sequence) -> None:
         """Remember what a turn said; siblings, and the next epoch, may say it again."""
-        if self._rates.pop(sequence, None):
+        if self.drafter:
+            self.drafter.left(sequence)
+        if self._rates.pop(sequence, None) is not None:
             self.memory.add(sequence.tokens.token_ids, sequence.context_tokens)
+
+    def renewed(self, version: int) -> None:
+        """There are new weights. Text stays: it counts for as much as it is accepted."""
+        if self.drafter:
+            self.freshness.renewed(is_refreshed=self.drafter.is_refreshed)
+            self.drafter.renew(version)
+            self.drafter.is_refreshed = False
 
     def propose(self, running: List[Sequence]) -> None:
         """Give each sequence that decodes the draft that the next step is to verify, if any."""
@@ -37,43 +75,89 @@ class Speculator:
             return
         started = time.perf_counter()
         decoding = [sequence for sequence in running if sequence.is_decoding]
-        drafts = [self._draft(sequence) for sequence in decoding]
-        rates = [self._rate(sequence, draft) for sequence, draft in zip(decoding, drafts, strict=True)]
-        lengths = self.gate.choose([len(draft.ids) for draft in drafts], rates)
+        drafts = self._from_text(decoding)
+        rates = [self._rate(sequence, TEXT, draft.kind) for sequence, draft in zip(decoding, drafts, strict=True)]
+        lengths, modelled = self._chosen(decoding, [len(draft.ids) for draft in drafts], rates)
         for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
             sequence.draft = draft.cut(length) if length else NO_DRAFT
         if decoding:
             self.gate.note_look(lengths, time.perf_counter() - started)
+        self._draft_by_model([(decoding[slot], lengths[slot]) for slot in modelled if lengths[slot]])
 
     def verified(self, sequence: Sequence, accepted: int) -> None:
         """The draft of a sequence was verified, and its first `accepted` ids stood."""
-        proposed = len(sequence.draft.ids)
+        draft, proposed = sequence.draft, len(sequence.draft.ids)
         sequence.verifications += 1
         sequence.drafted += proposed
         sequence.accepted += accepted
-        for rate in (self.gate.rates[sequence.draft.kind], self._rates[sequence]):
+        for rate in (self.gate.rates[draft.kind], self._rates[sequence][_source(draft.kind)]):
             rate.note(proposed, accepted)
         sequence.draft = NO_DRAFT
+        if _source(draft.kind) != TEXT and (stale := self.freshness.note(accepted)):
+            log.warning(
+                "the draft model is stale: fewer of its ids stand than before the policy changed; train it again",
+                accepted_length_before=round(stale.before, 2), accepted_length=round(stale.now, 2),
+            )  # fmt: skip
 
-    def _draft(self, sequence: Sequence) -> Draft:
+    def check(self) -> None:
+        """Raise `AssertionError` if a page of the draft model is lost."""
+        if self.drafter:
+            self.drafter.cache.check()
+
+    def _from_text(self, sequences: List[Sequence]) -> list[Draft]:
         """What may come next: never more than the turn may still have, the id after the draft included."""
-        limit = min(self.draft_length, sequence.max_tokens - sequence.num_sampled - 1)
-        if limit < 1:
-            return NO_DRAFT
-        found = self.memory.find(sequence.tokens.token_ids, limit)
-        ids = found.ids
-        for length, token_id in enumerate(ids, start=1):
-            if token_id in sequence.params.stop_token_ids:
-                ids = ids[:length]
-                break
-        return Draft(tuple(ids), kind=_kind(found.matched, found.agreed))
+        limits = [self._limit(sequence) for sequence in sequences]
+        found = self.memory.find([sequence.tokens.token_ids for sequence in sequences], limits)
+        return [_drafted(sequence, one) for sequence, one in zip(sequences, found, strict=True)]
 
-    def _rate(self, sequence: Sequence, draft: Draft) -> float:
-        return self._rates[sequence].mean(self.gate.rates[draft.kind].mean(), REQUEST_PRIOR)
+    def _chosen(self, decoding: List[Sequence], limits: List[int], rates: List[float]) -> tuple[list[int], list[int]]:
+        """How many ids to verify for each; and the slots that the model drafts for, as more of its ids will stand."""
+        if self.drafter is None:
+            return self.gate.choose(limits, rates), []
+        kind, modelled = self.drafter.model.kind, []
+        mixed, mixed_rates = list(limits), list(rates)
+        for slot, sequence in enumerate(decoding):
+            limit, rate = self._limit(sequence), self._rate(sequence, kind, kind)
+            if survivals(rate, limit) > survivals(rates[slot], limits[slot]):
+                modelled.append(slot)
+                mixed[slot], mixed_rates[slot] = limit, rate
+        lengths = self.gate.choose(mixed, mixed_rates, modelled)
+        if any(lengths[slot] for slot in modelled) or not modelled:
+            return lengths, modelled
+        return self.gate.choose(limits, rates), []
+
+    def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
+        if self.drafter is None or not wanted:
+            return
+        started, longest = time.perf_counter(), max(length for _, length in wanted)
+        drafts = self.drafter.draft([sequence for sequence, _ in wanted], longest)
+        for (sequence, length), draft in zip(wanted, drafts, strict=True):
+            sequence.draft = draft.cut(length) if draft.ids else NO_DRAFT
+        self.gate.passes.note(len(wanted), (time.perf_counter() - started) / longest)
+
+    def _limit(self, sequence: Sequence) -> int:
+        return max(0, min(self.draft_length, sequence.max_tokens - sequence.num_sampled - 1))
+
+    def _rate(self, sequence: Sequence, source: str, kind: str) -> float:
+        return self._rates[sequence][source].mean(self.gate.rates[kind].mean(), REQUEST_PRIOR)
+
+
+def _drafted(sequence: Sequence, found: Found) -> Draft:
+    """What was found, up to an id that ends the turn."""
+    ids = found.ids
+    for length, token_id in enumerate(ids, start=1):
+        if token_id in sequence.params.stop_token_ids:
+            ids = ids[:length]
+            break
+    return Draft(tuple(ids), kind=_kind(found.matched, found.agreed))
+
+
+def _source(kind: str) -> str:
+    return TEXT if kind.startswith(TEXT) else kind
 
 
 @cache
 def _kind(matched: int, agreed: bool) -> str:
     """Drafts from text by the length of their match, in octaves, and whether the matches agreed."""
     octave = min(matched, LONGEST).bit_length()
-    return f"text, {'agreed' if agreed else 'split'}, {1 << octave >> 1} and more"
+    return f"{TEXT}, {'agreed' if agreed else 'split'}, {1 << octave >> 1} and more"

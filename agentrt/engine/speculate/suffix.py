@@ -9,6 +9,7 @@ A ring of ids with hash chains, as LZ77 coders have them: `chains[o][p]` is the 
 `ORDERS[o]` ids that end there. 20 bytes an id, and a look-up costs microseconds.
 """
 
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -61,11 +62,17 @@ class Memory:
         text = np.array(ids[first:][-len(self._ring) // 2 :], dtype=np.int32)
         self._end = _append(self._ring, self._chains, self._heads, self._end, text, start - first)
 
-    def find(self, ids: IntArray, limit: int) -> Found:
-        """What may follow `ids`, at most `limit` ids of it."""
-        tail, out = np.array(ids[-LONGEST:], dtype=np.int32), np.empty(limit, dtype=np.int32)
-        count, matched, agreed = _follow(self._ring, self._chains, self._heads, self._end, tail, out)
-        return Found(out[:count].tolist(), matched, agreed)
+    def find(self, texts: Sequence[IntArray], limits: Sequence[int]) -> list[Found]:
+        """What may follow each of these, at most so many ids of it."""
+        tails_SL = np.full((len(texts), LONGEST), APART, dtype=np.int32)
+        for tail_L, ids in zip(tails_SL, texts, strict=True):
+            tail = ids[-LONGEST:]
+            tail_L[LONGEST - len(tail) :] = tail
+        counts_S, matched_S, agreed_S = np.array(limits, dtype=np.int64), *np.zeros((2, len(texts)), dtype=np.int64)
+        out_SK = np.empty((len(texts), max(limits, default=0)), dtype=np.int32)
+        _find(self._ring, self._chains, self._heads, self._end, tails_SL, counts_S, matched_S, agreed_S, out_SK)
+        columns = (out_SK.tolist(), counts_S.tolist(), matched_S.tolist(), agreed_S.tolist())
+        return [Found(ids[:count], matched, bool(agreed)) for ids, count, matched, agreed in zip(*columns, strict=True)]
 
     def _is_known(self, text: IntArray) -> bool:
         """Whether this text was added in the last half of the ring; if not, that it is now."""
@@ -102,6 +109,26 @@ def _hash(ids: Any, end: int, order: int) -> Any:
     for i in range(end - order, end):
         mixed = (mixed ^ np.uint64(ids[i])) * np.uint64(1099511628211)
     return np.int64((mixed ^ (mixed >> np.uint64(32))) % np.uint64(HEADS))
+
+
+@ordered()
+def _find(
+    ring: Any,
+    chains: Any,
+    heads: Any,
+    end: int,
+    tails_SL: Any,
+    counts_S: Any,
+    matched_S: Any,
+    agreed_S: Any,
+    out_SK: Any,
+) -> None:
+    for s in range(tails_SL.shape[0]):
+        first = 0
+        while first < LONGEST and tails_SL[s, first] == APART:
+            first += 1
+        out_K = out_SK[s, : counts_S[s]]
+        counts_S[s], matched_S[s], agreed_S[s] = _follow(ring, chains, heads, end, tails_SL[s, first:], out_K)
 
 
 @ordered()

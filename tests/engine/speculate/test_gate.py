@@ -23,23 +23,23 @@ def times(**seconds: float) -> StepTimes:
 
 def test_step_times_are_a_line_between_what_was_measured() -> None:
     found = times(r1=10.0, r5=14.0)
-    assert found.of(np.array([1, 2, 5, 9])).tolist() == [10, 11, 14, 18]
-    assert StepTimes().of(np.array([1, 4])).tolist() == [1, 1]
+    assert [found.of(rows) for rows in (1, 2, 5, 9)] == [10, 11, 14, 18]
+    assert [StepTimes().of(rows) for rows in (1, 4)] == [1, 1]
 
 
 def test_a_step_that_was_interrupted_does_not_count_against_larger_ones() -> None:
     found = times(r1=10.0, r2=500.0, r8=20.0)
-    assert found.of(np.array([1, 2, 8])).tolist() == [10, 20, 20]
+    assert [found.of(rows) for rows in (1, 2, 8)] == [10, 20, 20]
     found.note(2, 11.0)
     found.note(2, 11.0)
-    assert found.of(np.array([2])) < 140
+    assert found.of(2) < 140
 
 
 def test_neighbouring_counts_share_what_is_known() -> None:
     found = times(r30=10.0, r34=10.0)
-    assert found.of(np.array([32])).tolist() == [10]
+    assert found.of(32) == 10
     found.note(33, 4.0)
-    assert found.of(np.array([32])).tolist() == [7]
+    assert found.of(32) == 7
 
 
 def test_a_rate_follows_what_was_accepted() -> None:
@@ -92,6 +92,16 @@ def test_the_look_for_drafts_is_part_of_their_price() -> None:
     cheap = times(r1=10.0, r2=12.0)
     assert choose_lengths([1], [1.0], cheap, 7.0) == [1]
     assert choose_lengths([1], [1.0], cheap, 8.0) == [0]
+
+
+def test_a_models_passes_are_part_of_their_price() -> None:
+    """2 ids in 12 and a pass against 1 in 10; the passes of the longest draft of the model count, text costs none."""
+    cheap = times(r1=10.0, r2=12.0)
+    assert choose_lengths([1], [1.0], cheap, 0.0, [0], 7.0) == [1]
+    assert choose_lengths([1], [1.0], cheap, 0.0, [0], 8.0) == [0]
+    assert choose_lengths([1], [1.0], cheap, 0.0, [], 8.0) == [1]
+    flat = times(r1=10.0, r9=10.0)
+    assert choose_lengths([8], [0.9], flat, 0.0, [0], 4.0) == [4]  # 26 / 4.10; with 2 18 / 2.71, with 7 38 / 5.70
 
 
 def test_looks_in_vain_cost_a_hundredth_of_the_time() -> None:

@@ -36,7 +36,7 @@ def keep_open(core: EngineCore) -> None:
     """Verify every draft whole, whatever it costs: rows of the toy model are dear."""
     assert core.speculator is not None
     core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
-    core.speculator.gate.choose = lambda limits, rates: list(limits)  # type: ignore[method-assign]
+    core.speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
 
 
 def propose_with(core: EngineCore, proposer: Proposer) -> None:
@@ -48,7 +48,7 @@ def propose_with(core: EngineCore, proposer: Proposer) -> None:
         limit = min(8, sequence.max_tokens - sequence.num_sampled - 1)
         return Draft(tuple(proposer(sequence)[:limit])) if limit > 0 else NO_DRAFT
 
-    core.speculator._draft = draft  # type: ignore[method-assign]
+    core.speculator._from_text = lambda sequences: [draft(one) for one in sequences]  # type: ignore[method-assign]
 
 
 def submit(core: EngineCore, prompt: list[int], **more: object) -> Sequence:

@@ -6,29 +6,35 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.engine.speculate.suffix import LONGEST, ORDERS, Memory
+from agentrt.core.tokens import IntArray
+from agentrt.engine.speculate.suffix import LONGEST, ORDERS, Found, Memory
 
 
 def ids(*values: int) -> "array[int]":
     return array("i", values)
 
 
+def find(memory: Memory, tail: IntArray, limit: int) -> Found:
+    (found,) = memory.find([tail], [limit])
+    return found
+
+
 def test_a_quoted_tool_result() -> None:
     memory = Memory()
     memory.add(ids(9, 9, 10, 11, 12, 13, 14, 9, 9), 0)
-    assert memory.find(ids(1, 2, 10, 11, 12), 8) == ([13, 14, 9, 9], 3, True)
-    assert memory.find(ids(1, 2, 10, 11, 12), 2).ids == [13, 14]
-    assert memory.find(ids(11, 12), 8) == ([], 0, True)  # two ids are no match
+    assert find(memory, ids(1, 2, 10, 11, 12), 8) == ([13, 14, 9, 9], 3, True)
+    assert find(memory, ids(1, 2, 10, 11, 12), 2).ids == [13, 14]
+    assert find(memory, ids(11, 12), 8) == ([], 0, True)  # two ids are no match
 
 
 def test_the_longest_match_wins_and_equals_vote() -> None:
     memory = Memory()
     memory.add(ids(1, 2, 3, 4, 50), 0)
     memory.add(ids(7, 2, 3, 4, 60), 0)
-    assert memory.find(ids(1, 2, 3, 4), 3).ids == [50]
-    assert memory.find(ids(0, 2, 3, 4), 3) == ([60], 3, False)  # one each: the newer
+    assert find(memory, ids(1, 2, 3, 4), 3).ids == [50]
+    assert find(memory, ids(0, 2, 3, 4), 3) == ([60], 3, False)  # one each: the newer
     memory.add(ids(8, 2, 3, 4, 50, 51), 0)
-    assert memory.find(ids(0, 2, 3, 4), 3) == ([50, 51], 3, False)
+    assert find(memory, ids(0, 2, 3, 4), 3) == ([50, 51], 3, False)
 
 
 def test_a_turn_follows_the_prompt_before_it() -> None:
@@ -36,8 +42,8 @@ def test_a_turn_follows_the_prompt_before_it() -> None:
     conversation = ids(*range(20))
     memory.add(conversation[:12], 0, once=True)
     memory.add(conversation, 12)
-    assert memory.find(ids(9, 10, 11), 4).ids == [12, 13, 14, 15]
-    assert memory.find(ids(3, 4, 5), 4).ids == [6, 7, 8, 9]
+    assert find(memory, ids(9, 10, 11), 4).ids == [12, 13, 14, 15]
+    assert find(memory, ids(3, 4, 5), 4).ids == [6, 7, 8, 9]
 
 
 def test_a_prompt_that_a_group_shares_is_kept_once() -> None:
@@ -48,7 +54,7 @@ def test_a_prompt_that_a_group_shares_is_kept_once() -> None:
     for _ in range(40):
         memory.add(ids(*range(100, 110)), 0)
     memory.add(ids(*range(10)), 0, once=True)
-    assert memory.find(ids(2, 3, 4), 2).ids == [5, 6]  # it had been forgotten, so it was kept again
+    assert find(memory, ids(2, 3, 4), 2).ids == [5, 6]  # it had been forgotten, so it was kept again
 
 
 def test_what_was_forgotten_is_not_proposed() -> None:
@@ -56,9 +62,9 @@ def test_what_was_forgotten_is_not_proposed() -> None:
     memory.add(ids(1, 2, 3, 4, 5, 6), 0)
     for start in range(40):
         memory.add(ids(*range(1000 * start + 10, 1000 * start + 25)), 0)
-        found = memory.find(ids(1, 2, 3), 8).ids
+        found = find(memory, ids(1, 2, 3), 8).ids
         assert found == [4, 5, 6] or not found
-    assert not memory.find(ids(1, 2, 3), 8).ids
+    assert not find(memory, ids(1, 2, 3), 8).ids
 
 
 @given(st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_size=6), st.data())
@@ -69,7 +75,7 @@ def test_against_a_plain_search(texts: list[list[int]], data: st.DataObject) -> 
     for text in texts:
         memory.add(ids(*text), 0)
     tail = data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))
-    found = memory.find(ids(*tail), 1)
+    found = find(memory, ids(*tail), 1)
     lengths: dict[tuple[int, int], int] = {}
     for which, text in enumerate(texts):
         for last in range(len(text) - 1):

@@ -1,0 +1,330 @@
+"""`Drafter`: a draft model beside the engine, its own pages, and how far it is behind each sequence.
+
+A draft model has its own page pool and prefix cache, so the members of a group share the drafted KV of their prompt, and a
+conversation finds that of its last turn. A sequence has a lease there while it is served; nothing of it is needed to go on:
+where pages are short, it is simply not drafted for. An update of the policy ends all leases and moves to another namespace,
+since hidden states of the old weights say nothing about the new ones.
+
+    target step ─► `take` keeps the hidden states of its rows ─► `draft`: rows that are missing, then one row an id
+"""
+
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from agentrt.core import seeds
+from agentrt.core.spec import EngineSpec
+from agentrt.engine.batch import tables_of
+from agentrt.engine.kv.cache import KVCache
+from agentrt.engine.kv.group import size_groups
+from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.radix import Namespace
+from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.sequence import Sequence
+from agentrt.engine.speculate.draft import NO_DRAFT, Draft
+from agentrt.engine.speculate.head import Step
+from agentrt.engine.weights import Install, Shapes, check_weights
+from agentrt_kernels.pages import PageLayout
+from agentrt_kernels.sample import cpu
+from agentrt_kernels.sample.reference import probabilities
+from agentrt_kernels.sample.rules import Rule, Rules
+
+PROBE_COUNTS, PROBE_RUNS = (1, 8), 4
+MOST_TAKEN = 512
+"""Steps of a sequence whose hidden states are kept while nothing is drafted for it."""
+
+
+class DraftModel(Protocol):
+    """A head (`head.py`) or a small model (`small.py`)."""
+
+    target: Decoder
+    """The policy. Set anew with every update of its weights."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """After which layers of the target it wants the hidden states."""
+
+    @property
+    def ids_V(self) -> Tensor | None:  # noqa: N802 (a shape suffix)
+        """The target's id for each of its own; None if they are the same."""
+
+    @property
+    def context_length(self) -> int: ...
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of its cache groups."""
+
+    @property
+    def shapes(self) -> Shapes:
+        """Of the weights that `stage` takes."""
+
+    def stage(self, weights: Mapping[str, Tensor]) -> Install:
+        """Make of new weights all that is needed; they are used when the result is called."""
+
+    def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]: ...
+
+    def fuse(self, taken_NF: Tensor) -> Tensor:
+        """The target's hidden states as the `features_ND` of its rows."""
+
+    def forward(
+        self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor, kv: List[PagedKV],
+        out_rows_M: Tensor, features_ND: Tensor,
+    ) -> Step:  # fmt: skip
+        """As `Decoder.forward`; a row says the id that follows it."""
+
+
+class Tapped(Protocol):
+    """What is needed of the target's runner."""
+
+    decoder: Decoder
+    taps: tuple[int, ...]
+    features_NF: Tensor | None
+    """Hidden states of the last step's rows, chunk by chunk; None without taps."""
+
+
+@dataclass(eq=False, slots=True)
+class _Follower:
+    """How the draft model follows one sequence."""
+
+    lease: Lease
+    taken: list[tuple[int, Tensor]] = field(default_factory=list)
+    """Hidden states of the target from a position on, of rows that the draft has not seen; later ones hold."""
+
+
+class _Chain(NamedTuple):
+    """The rows with which drafts begin, and what stays the same along them."""
+
+    sequences: list[Sequence]
+    ends_S: NDArray[np.int64]
+    """The position of the first drafted id."""
+    tables_GSP: Tensor
+    rules: list[Rule]
+    seeds_S: NDArray[np.uint64]
+
+
+class Drafter:
+    """Drafts of one model for one engine. Called between the engine's steps, in its thread."""
+
+    def __init__(self, model: DraftModel, runner: Tapped, spec: EngineSpec, vocab_size: int) -> None:
+        """`runner` is the target's; from now on it hands out hidden states."""
+        self.model, self.runner, self.vocab_size = model, runner, vocab_size
+        self.verifier, self.most_rows = spec.verifier, spec.step_tokens
+        runner.taps = model.taps
+        groups, layouts = size_groups(model.windows, spec), model.page_layouts(spec.page_size)
+        self.cache = KVCache(groups, spec.page_size)
+        self._kv = [
+            PagedKV(torch.zeros(group.num_pages * layout.page_stride), layout)
+            for group, layout in zip(groups, layouts, strict=True)
+        ]
+        self._followers: dict[Sequence, _Follower] = {}
+        self._version = 0
+        self.is_refreshed = False
+        """It got new weights with the update of the policy that is being made."""
+
+    def measure(self) -> dict[int, float]:
+        """Seconds that an id takes for so many sequences at once. Compiles, on the way."""
+        found = {}
+        for count in PROBE_COUNTS:
+            ids_S, places = (
+                np.zeros(count, dtype=np.int64),
+                np.arange(count, dtype=np.int32) % self.cache.pool.num_pages,
+            )
+            tables_GSP = torch.from_numpy(np.stack([places[:, None] % pool.num_pages for pool in self.cache.pools]))
+            features = torch.zeros(count, self.model.target.config.hidden_size)
+            for _ in range(PROBE_RUNS):
+                started = time.perf_counter()
+                self._forward(ids_S, ids_S, np.arange(count, dtype=np.int32), tables_GSP, np.arange(count), features)
+                found[count] = time.perf_counter() - started
+        return found
+
+    def take(self, chunks: List[tuple[Sequence, int]]) -> None:
+        """The target computed these chunks. To be called before what was sampled in them is committed."""
+        features_NF = self.runner.features_NF
+        if features_NF is None:
+            return
+        counts = [count for _, count in chunks]
+        for (sequence, _), part in zip(chunks, torch.split(features_NF, counts), strict=True):
+            follower = self._follower(sequence)
+            follower.taken.append((sequence.lease.computed, part))
+            if len(follower.taken) > MOST_TAKEN:
+                del follower.taken[0]
+
+    def draft(self, sequences: List[Sequence], length: int) -> list[Draft]:
+        """For each sequence up to `length` ids; none for one that lacks pages, or is still too far ahead.
+
+        Each has sampled all but the KV of its last id.
+        """
+        drafts = dict.fromkeys(sequences, NO_DRAFT)
+        ready = [sequence for sequence in sequences if self._has_room(sequence, length)]
+        step, chain = self._catch_up(ready)
+        if chain is None:
+            return list(drafts.values())
+        ids: list[NDArray[np.int64]] = []
+        q: list[list[NDArray[np.float64]]] = []
+        while True:
+            drawn_S, q_S = self._drawn(chain, step.logits_MV, len(ids))
+            ids.append(drawn_S)
+            q.append(q_S)
+            if len(ids) == length:
+                break
+            step = self._next(chain, step, drawn_S, len(ids) - 1)
+        for slot, sequence in enumerate(chain.sequences):
+            own = tuple(int(drawn_S[slot]) for drawn_S in ids)
+            own_q = () if self.verifier == "coupled" else tuple(q_S[slot] for q_S in q)
+            drafts[sequence] = _sound(Draft(own, own_q, self.model.kind), sequence.params.stop_token_ids)
+        return list(drafts.values())
+
+    def left(self, sequence: Sequence) -> None:
+        """The sequence ended; what whole pages there are of it stay in the prefix cache."""
+        follower = self._followers.pop(sequence, None)
+        if follower is not None:
+            if follower.lease.is_running:
+                self.cache.suspend(follower.lease, sequence.tokens.token_ids)
+            self.cache.close(follower.lease)
+
+    def stage(self, weights: Mapping[str, Tensor]) -> Install:
+        """New weights for the model itself, to be used from the same moment as the policy's. Raises `WeightsError`."""
+        check_weights(weights, self.model.shapes)
+        install = self.model.stage(weights)
+
+        def refresh() -> None:
+            install()
+            self.is_refreshed = True
+
+        return refresh
+
+    def renew(self, version: int) -> None:
+        """There is a new policy: nothing that was drafted for the old one is used again."""
+        for sequence in list(self._followers):
+            self.left(sequence)
+        self._version, self.model.target = version, self.runner.decoder
+
+    def _follower(self, sequence: Sequence) -> _Follower:
+        follower = self._followers.get(sequence)
+        if follower is None:
+            salt = sequence.lease.namespace.salt
+            follower = self._followers[sequence] = _Follower(self.cache.open(Namespace(self._version, "", salt)))
+        return follower
+
+    def _has_room(self, sequence: Sequence, length: int) -> bool:
+        """Whether the sequence and a draft of `length` fit; if so, their pages are taken."""
+        lease, ids = self._follower(sequence).lease, sequence.tokens.token_ids
+        places = len(ids) + length - 1
+        missing = self.cache.pages_for(places) - len(lease.pages)
+        if any(missing > pool.num_available for pool in self.cache.pools):
+            return False
+        if not lease.is_running:
+            self.cache.resume(lease, ids, len(ids) - 1)
+        self.cache.grow(lease, places)
+        return True
+
+    def _catch_up(self, sequences: List[Sequence]) -> tuple[Step, _Chain | None]:
+        """Compute the rows that are missing, the oldest sequence's first; those whose last row is among them go on."""
+        token_ids, positions, tables, features, out, kept = [], [], [], [], [], []
+        rows = 0
+        for sequence in sequences:
+            follower = self._followers[sequence]
+            start, ids = follower.lease.computed, sequence.tokens.token_ids
+            stop = min(len(ids), start + max(self.most_rows - rows, 0))
+            if stop == start:
+                break
+            token_ids.append(np.array(ids[start:stop], dtype=np.int64))
+            positions.append(np.arange(start, stop))
+            tables.append(follower.lease.table)
+            features.append(self._features(follower, start, stop))
+            rows += stop - start
+            if stop == len(ids):
+                out.append(rows - 1)
+                kept.append(len(tables) - 1)
+            self.cache.advance(follower.lease, ids, stop - start)
+            self.cache.settle(follower.lease, ids)
+        if not rows:
+            return Step(torch.empty(0), None), None
+        table_of_N = np.repeat(np.arange(len(tables), dtype=np.int32), [len(part) for part in positions])
+        tables_GSP = torch.from_numpy(tables_of(tables))
+        step = self._forward(
+            np.concatenate(token_ids), np.concatenate(positions), table_of_N, tables_GSP, np.array(out, dtype=np.int64),
+            torch.cat(features) if self.model.taps else torch.empty(0),
+        )  # fmt: skip
+        going = [sequences[slot] for slot in kept]
+        return step, self._chain(going, tables_GSP[:, kept].contiguous()) if going else None
+
+    def _features(self, follower: _Follower, start: int, stop: int) -> Tensor:
+        """Of rows `start` to `stop`: row j takes what the target made of id j - 1; zeros where that is not known."""
+        if not self.model.taps:
+            return torch.empty(0)
+        width = self.model.target.config.hidden_size
+        features_ND = torch.zeros(stop - start, width)
+        for position, taken_NF in follower.taken:
+            first, last = max(position + 1, start), min(position + 1 + len(taken_NF), stop)
+            if first < last:
+                fused_ND = self.model.fuse(taken_NF[first - position - 1 : last - position - 1].contiguous())
+                features_ND[first - start : last - start] = fused_ND
+        follower.taken = [one for one in follower.taken if one[0] + len(one[1]) >= stop]
+        return features_ND
+
+    def _chain(self, sequences: list[Sequence], tables_GSP: Tensor) -> _Chain:
+        """Chance: under `coupled` the noise of the target's own draw, so that alike laws draw alike ids.
+
+        The other verifiers need drafts that are drawn with chance that nobody else uses.
+        """
+        lengths = [len(sequence.tokens) for sequence in sequences]
+        keys = [sequence.seed for sequence in sequences]
+        if self.verifier != "coupled":
+            keys = [seeds.derive(seed, "draft", length) for seed, length in zip(keys, lengths, strict=True)]
+        rules = [
+            Rule(one.params.temperature, one.params.top_k, one.params.top_p, one.params.min_p) for one in sequences
+        ]
+        return _Chain(sequences, np.array(lengths), tables_GSP, rules, np.array(keys, dtype=np.uint64))
+
+    def _drawn(
+        self, chain: _Chain, logits_SV: Tensor, depth: int
+    ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
+        """An id of the target for each sequence, and the distribution that it was drawn from; -1 where there is none."""
+        if self.model.ids_V is not None:
+            whole_SV = torch.full((len(logits_SV), self.model.target.vocab_size), -torch.inf)
+            whole_SV[:, self.model.ids_V] = logits_SV
+            logits_SV = whole_SV
+        logits = logits_SV.numpy()
+        drawn = cpu.sample(logits, self.vocab_size, Rules.of(chain.rules), chain.seeds_S, chain.ends_S + depth)
+        if self.verifier == "coupled":
+            return drawn.ids_B, []
+        laws = (probabilities(row_V, rule, self.vocab_size) for row_V, rule in zip(logits, chain.rules, strict=True))
+        return drawn.ids_B, list(laws)
+
+    def _next(self, chain: _Chain, step: Step, drawn_S: NDArray[np.int64], depth: int) -> Step:
+        """The row of each drafted id."""
+        count = len(drawn_S)
+        features = torch.empty(0) if step.features_MD is None else step.features_MD
+        rows_S = np.arange(count)
+        return self._forward(
+            np.maximum(drawn_S, 0), chain.ends_S + depth, rows_S.astype(np.int32), chain.tables_GSP, rows_S, features
+        )
+
+    def _forward(
+        self, token_ids_N: NDArray[np.int64], positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32],
+        tables_GSP: Tensor, out_rows_M: NDArray[np.int64], features_ND: Tensor,
+    ) -> Step:  # fmt: skip
+        ids_N, places_N, tables_N, rows_M = map(torch.from_numpy, (token_ids_N, positions_N, table_of_N, out_rows_M))
+        return self.model.forward(ids_N, places_N, tables_N, tables_GSP, self._kv, rows_M, features_ND)
+
+
+def _sound(draft: Draft, stop_token_ids: tuple[int, ...]) -> Draft:
+    """Up to an id that ends the turn, and before one that could not be drawn."""
+    for depth, token_id in enumerate(draft.ids):
+        if token_id < 0:
+            return draft.cut(depth)
+        if token_id in stop_token_ids:
+            return draft.cut(depth + 1)
+    return draft

@@ -1,0 +1,232 @@
+"""Training a draft head from the policy's own forward pass.
+
+The policy's hidden states and laws are detached: no gradient of a draft reaches the policy. The head is unrolled as it drafts
+(the training-time test of EAGLE-3): at depth s a row takes the hidden state that the head itself made at depth s - 1, and
+attends the rows with true features up to s places back, and its own chain since. The loss is the cross-entropy with the
+policy's law at each depth, over ids that the policy sampled, and at depth s over chains that lie whole within one turn:
+what a tool said is never drafted.
+
+    loss = sum over depths s of DECAY^s * mean over rows of - sum_v p(v) log q_s(v)
+
+Suffixes: B sequences, T ids, D the hidden size, F the hidden states of a row side by side, H heads, R dimensions of a head, V
+ids of the target, W ids of the draft.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the field's name)
+from torch import Tensor
+
+from agentrt.engine.model.rope import rope_tables
+from agentrt.engine.speculate.head_config import HeadConfig
+
+DECAY = 0.8
+"""Of the weight of each further depth."""
+CLIP = 1.0
+"""Of the gradient's norm."""
+BETAS = (0.9, 0.95)
+
+
+class Pass(NamedTuple):
+    """What the policy's forward pass gave for some sequences, all of it detached."""
+
+    token_ids_BT: Tensor
+    is_sampled_BT: Tensor
+    """Whether the policy sampled the id; false on prompts, tool results and padding."""
+    hidden_BTF: Tensor
+    """EAGLE-3: its hidden states at the head's taps; MTP: that of its last layer, after the final norm."""
+    logits_BTV: Tensor
+    embedding_VD: Tensor
+    output_VD: Tensor
+    """The output layer, which MTP uses."""
+
+
+class Report(NamedTuple):
+    """How a batch went."""
+
+    loss: float
+    overlaps: list[float]
+    """By depth, the mean of sum_v min(p(v), q(v)): how often a drafted id can stand at best."""
+    rows: int
+    """Rows of the first depth."""
+
+
+def policy_pass(
+    token_ids_BT: Tensor, is_sampled_BT: Tensor, hidden_states: Sequence[Tensor], logits_BTV: Tensor,
+    embedding_VD: Tensor, output_VD: Tensor, config: HeadConfig,
+) -> Pass:  # fmt: skip
+    """From the `hidden_states` (the embedding, then after each layer, the last one normed) and logits of transformers."""
+    taken = [hidden_states[tap].detach() for tap in config.taps]
+    return Pass(
+        token_ids_BT, is_sampled_BT.bool(), torch.cat(taken, dim=-1).float(), logits_BTV.detach().float(),
+        embedding_VD.detach().float(), output_VD.detach().float(),
+    )  # fmt: skip
+
+
+class DraftTrainer:
+    """A head's weights and their optimizer. A hook: `step` is called with what the policy's own update computed anyway."""
+
+    def __init__(self, config: HeadConfig, weights: Mapping[str, Tensor], rate: float = 1e-3) -> None:
+        self.config, self.rate = config, rate
+        self.weights = {
+            name: tensor.detach().float().clone().requires_grad_()
+            for name, tensor in weights.items()
+            if tensor.is_floating_point()
+        }
+        whole = torch.zeros(config.draft_vocab_size, dtype=torch.long)
+        self.d2t = weights.get("d2t", whole)
+        self._ids_W = torch.arange(config.draft_vocab_size) + self.d2t
+        decayed = [tensor for tensor in self.weights.values() if tensor.dim() > 1]
+        plain = [tensor for tensor in self.weights.values() if tensor.dim() == 1]
+        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS)
+
+    def step(self, given: Pass, depths: int) -> Report:
+        """One update from the rows of one forward pass."""
+        loss, report = self.loss(given, depths)
+        self.optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(self.weights.values(), CLIP)
+        self.optimizer.step()
+        return report
+
+    def loss(self, given: Pass, depths: int) -> tuple[Tensor, Report]:
+        """The loss over these depths, and what it is made of. Raises `ValueError` if the policy sampled none of the ids."""
+        target_BTW = given.logits_BTV.softmax(-1)[..., self._ids_W]
+        total, overlaps, rows = torch.zeros(()), [], 0
+        is_drafted_BT = F.pad(given.is_sampled_BT[:, 1:], (0, 1))
+        for depth, logits_BTW in enumerate(unrolled(self.config, self.weights, given, depths)):
+            if depth:  # the ids of the chain were drafted too
+                is_drafted_BT = is_drafted_BT & _later(given.is_sampled_BT, depth - 1)
+            p_RW, logq_RW = target_BTW[is_drafted_BT], logits_BTW[is_drafted_BT].log_softmax(-1)
+            if not depth:
+                rows = len(p_RW)
+            if not len(p_RW):
+                break
+            total = total - DECAY**depth * (p_RW * logq_RW).sum(-1).mean()
+            overlaps.append(torch.minimum(p_RW, logq_RW.detach().exp()).sum(-1).mean().item())
+        if not rows:
+            raise ValueError("none of these ids was sampled by the policy: there is nothing to learn from")
+        return total, Report(total.item(), overlaps, rows)
+
+    def state(self) -> dict[str, Tensor]:
+        """The weights by their published names, in float16, as a checkpoint and an update hold them."""
+        found = {name: tensor.detach().half() for name, tensor in self.weights.items()}
+        if self.config.draft_vocab_size < self.config.vocab_size:
+            is_drafted_V = torch.zeros(self.config.vocab_size, dtype=torch.bool)
+            is_drafted_V[self._ids_W] = True
+            found |= {"d2t": self.d2t, "t2d": is_drafted_V}
+        return found
+
+    def update(self) -> dict[str, Tensor]:
+        """The weights as part of an update of the policy: `engine.update_weights(version, {**policy, **update()})`."""
+        return {f"draft.{name}": tensor for name, tensor in self.state().items() if tensor.is_floating_point()}
+
+
+def unrolled(config: HeadConfig, weights: Mapping[str, Tensor], given: Pass, depths: int) -> list[Tensor]:
+    """`logits_BTW` at each depth: row j says id j + 1, from true features of the rows up to j - depth."""
+    tables = rope_tables(config.rope, config.head_dim, given.token_ids_BT.shape[1])
+    embedded_BTD = given.embedding_VD[given.token_ids_BT]
+    fused_BTD = F.linear(given.hidden_BTF, weights["fc.weight"]) if config.kind == "eagle3" else given.hidden_BTF
+    features_BTD = _later(fused_BTD, 1)
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    found, shape = [], given.token_ids_BT.shape
+    for _ in range(depths):
+        residual_BTD, x_BTE = _entered(config, weights, embedded_BTD, features_BTD)
+        q, k, v = (
+            F.linear(x_BTE, weights[f"{config.prefix}self_attn.{name}_proj.weight"]).view(*shape, -1, config.head_dim)
+            for name in "qkv"
+        )
+        repeats = config.num_heads // config.num_kv_heads
+        keys.append(_turned(k, tables).repeat_interleave(repeats, dim=2))
+        values.append(v.repeat_interleave(repeats, dim=2))
+        attended_BTD = _attended(_turned(q, tables), keys, values).flatten(2)
+        residual_BTD = residual_BTD + F.linear(attended_BTD, weights[f"{config.prefix}self_attn.o_proj.weight"])
+        hidden_BTD = residual_BTD + _mlp(config, weights, residual_BTD)
+        found.append(_logits(config, weights, hidden_BTD, given.output_VD))
+        features_BTD = _later(hidden_BTD, 1)
+    return found
+
+
+def _entered(
+    config: HeadConfig, weights: Mapping[str, Tensor], embedded_BTD: Tensor, features_BTD: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The residual, and what attention sees."""
+
+    def norm(x_BTD: Tensor, name: str) -> Tensor:
+        return _norm(config, x_BTD, weights[f"{config.prefix}{name}.weight"])
+
+    if config.kind == "eagle3":
+        both = (norm(embedded_BTD, "input_layernorm"), norm(features_BTD, "hidden_norm"))
+        return features_BTD, torch.cat(both, dim=-1)
+    both = (norm(embedded_BTD, "enorm"), norm(features_BTD, "hnorm"))
+    residual_BTD = F.linear(torch.cat(both, dim=-1), weights[f"{config.prefix}eh_proj.weight"])
+    return residual_BTD, norm(residual_BTD, "input_layernorm")
+
+
+def _attended(q_BTHR: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Row j attends the first depth's rows up to j - s, and of each depth i up to its own, s, the row j - s + i."""
+    last, length = len(keys) - 1, q_BTHR.shape[1]
+    places_T = torch.arange(length)
+    is_hidden_TT = places_T > places_T[:, None] - last
+    scale = q_BTHR.shape[-1] ** -0.5
+    far_BHTT = torch.einsum("bthr,bshr->bhts", q_BTHR, keys[0]).masked_fill(is_hidden_TT, -torch.inf)
+    near = [(q_BTHR * _later(key, last - depth)).sum(-1).transpose(1, 2) for depth, key in enumerate(keys) if depth]
+    scores = torch.cat([far_BHTT, *(score_BHT[..., None] for score_BHT in near)], dim=-1) * scale
+    weights = scores.nan_to_num(neginf=-1e9).softmax(-1)  # the first rows of a chain have nothing far to attend
+    out_BTHR = torch.einsum("bhts,bshr->bthr", weights[..., :length], values[0])
+    for depth, value in enumerate(values):
+        if depth:
+            share_BTH1 = weights[..., length + depth - 1].transpose(1, 2)[..., None]
+            out_BTHR = out_BTHR + share_BTH1 * _later(value, last - depth)
+    return out_BTHR
+
+
+def _mlp(config: HeadConfig, weights: Mapping[str, Tensor], residual_BTD: Tensor) -> Tensor:
+    x_BTD = _norm(config, residual_BTD, weights[f"{config.prefix}post_attention_layernorm.weight"])
+    gate, up = (F.linear(x_BTD, weights[f"{config.prefix}mlp.{name}_proj.weight"]) for name in ("gate", "up"))
+    return F.linear(F.silu(gate) * up, weights[f"{config.prefix}mlp.down_proj.weight"])
+
+
+def _logits(config: HeadConfig, weights: Mapping[str, Tensor], hidden_BTD: Tensor, output_VD: Tensor) -> Tensor:
+    if config.kind == "eagle3":
+        return F.linear(_norm(config, hidden_BTD, weights["norm.weight"]), weights["lm_head.weight"])
+    return F.linear(_norm(config, hidden_BTD, weights[f"{config.prefix}shared_head.norm.weight"]), output_VD)
+
+
+def _norm(config: HeadConfig, x_BTD: Tensor, weight_D: Tensor) -> Tensor:
+    return F.rms_norm(x_BTD, weight_D.shape, weight_D, config.norm_eps)
+
+
+def _turned(x_BTHR: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    cos, sin = (table[:, None] for table in tables)
+    first, second = x_BTHR.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def _later(x_BT: Tensor, places: int) -> Tensor:
+    """Everything `places` ids later; zeros before."""
+    if not places:
+        return x_BT
+    moved = torch.zeros_like(x_BT)
+    moved[:, places:] = x_BT[:, :-places]
+    return moved
+
+
+def fresh_weights(
+    config: HeadConfig, embedding_VD: Tensor, ids_W: Tensor | None = None, seed: int = 0
+) -> dict[str, Tensor]:
+    """Weights to begin with: norms 1, the rest small; EAGLE-3's output layer is the policy's embedding of its ids."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = {
+        name: torch.ones(shape) if len(shape) == 1 else torch.randn(shape, generator=generator) * shape[1] ** -0.5
+        for name, shape in config.shapes().items()
+    }
+    if config.kind == "eagle3":
+        ids_W = torch.arange(config.draft_vocab_size) if ids_W is None else ids_W
+        weights["lm_head.weight"] = embedding_VD[ids_W].float().clone()
+        weights["d2t"] = ids_W - torch.arange(config.draft_vocab_size)
+    return weights

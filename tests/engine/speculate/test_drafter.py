@@ -1,0 +1,240 @@
+"""Model drafts in the engine: the same bits with them and without, through everything that happens to a sequence."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heads import VOCAB, make_core, random_weights, target, write_draft
+
+from agentrt.core.spec import SamplingParams, Verifier
+from agentrt.core.tokens import Tokens
+from agentrt.engine.model.decoder import expected_shapes
+from agentrt.engine.sequence import Sequence
+from agentrt.engine.speculate.head import DraftHead, Step
+from agentrt.engine.step import EngineCore, Update
+
+KINDS = ["eagle3", "mtp", "small"]
+
+
+def submit(core: EngineCore, ids: list[int], **more: Any) -> Sequence:
+    tokens = Tokens()
+    tokens.observe(ids)
+    sequence = Sequence(tokens=tokens, **{"params": SamplingParams(), "max_tokens": 14, **more})
+    core.submit(sequence, core.open())
+    return sequence
+
+
+def drain(core: EngineCore) -> None:
+    while not core.is_idle:
+        core.step()
+        core.check()
+
+
+def said(sequence: Sequence) -> tuple[list[int], list[float], str | None]:
+    start = sequence.context_tokens
+    return sequence.tokens.token_ids[start:].tolist(), sequence.tokens.logprobs[start:].tolist(), sequence.finish_reason
+
+
+def request(index: int) -> dict[str, Any]:
+    rng = random.Random(index)
+    params = SamplingParams(
+        temperature=rng.choice([0.0, 0.7, 1.0]), top_k=rng.choice([0, 5]), top_p=rng.choice([1.0, 0.8]),
+        repetition_penalty=rng.choice([1.0, 1.2]), stop_token_ids=rng.choice([(), (9, 11)]),
+    )  # fmt: skip
+    return {"params": params, "seed": index, "max_tokens": rng.randint(4, 24)}
+
+
+def prompt(index: int) -> list[int]:
+    """The first 9 ids are shared: two whole pages."""
+    rng = random.Random(-index)
+    return [1, 2, 3, 4, 5, 6, 7, 8, 9] + [rng.randrange(VOCAB) for _ in range(rng.randrange(12))]
+
+
+def run_all(core: EngineCore, count: int = 16) -> list[Sequence]:
+    sequences = [submit(core, prompt(index), **request(index)) for index in range(count)]
+    drain(core)
+    return sequences
+
+
+def drafter_of(core: EngineCore) -> Any:
+    assert core.speculator is not None
+    assert core.speculator.drafter is not None
+    return core.speculator.drafter
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"step_tokens": 10, "max_batch": 4}, {"kv_tokens": 96, "max_batch": 8}],
+    ids=["at once", "chunks", "preemption"],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_with_a_draft_model_and_without(kind: str, limits: dict[str, int], tmp_path: Path) -> None:
+    """Greedy requests among them: C33 for draft model, EAGLE and MTP."""
+    plain = run_all(make_core(None))
+    core = make_core(write_draft(tmp_path, kind), **limits)
+    if "kv_tokens" in limits:
+        for _ in range(40):
+            core._lengths.add(1)
+    found = run_all(core)
+    assert [said(one) for one in found] == [said(one) for one in plain]
+    assert sum(one.drafted for one in found) > 50
+    assert ("kv_tokens" in limits) == (core.statistics(0).preemptions > 0)
+    pool = drafter_of(core).cache.pool
+    assert pool.num_available == pool.num_pages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_perfect_draft_is_accepted_whole(kind: str, tmp_path: Path) -> None:
+    """The coupling: a draft with the target's own law draws the target's own ids, at any temperature."""
+    core = make_core(write_draft(tmp_path, kind))
+    drafter = drafter_of(core)
+    plain = submit(other := make_core(None), prompt(3), seed=3, max_tokens=13)
+    drain(other)
+
+    def forward(ids: Any, positions: Any, table_of: Any, tables: Any, kv: Any, rows: Any, features: Any) -> Any:
+        """The target's own logits, computed from scratch."""
+        logits = torch.stack([logits_after(plain, int(position) + 1) for position in positions[rows]])
+        return Step(logits, torch.zeros(len(rows), 24))
+
+    drafter.model.forward, drafter.model.ids_V = forward, None
+    sequence = submit(core, prompt(3), seed=3, max_tokens=13)
+    drain(core)
+    assert said(sequence) == said(plain)
+    assert (sequence.verifications, sequence.drafted, sequence.accepted) == (3, 9, 9)  # 1 + 3 x (3 + 1)
+
+
+def logits_after(sequence: Sequence, count: int) -> torch.Tensor:
+    """The law's logits after the first `count` ids, from the reference operations."""
+    core = make_core(None)
+    probe = submit(core, sequence.tokens.token_ids[:count].tolist(), max_tokens=1)
+    seen: list[Any] = []
+    run = core.runner.run
+    core.runner.run = lambda batch: seen.append(run(batch)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    drain(core)
+    assert probe.is_finished
+    return torch.from_numpy(seen[-1][-1])
+
+
+def test_hidden_states_are_those_of_the_rows_before(tmp_path: Path) -> None:
+    """What the head was given at row j is what the target made of id j - 1; nothing where it was cached (pitfall 9)."""
+    core = make_core(write_draft(tmp_path, "eagle3"), step_tokens=7, max_batch=2)
+    drafter, given = drafter_of(core), {}  # type: Any, dict[int, torch.Tensor]
+    assert isinstance(drafter.model, DraftHead)
+    forward = drafter.model.forward
+
+    def watch(ids: Any, positions: Any, table_of: Any, tables: Any, kv: Any, rows: Any, features: Any) -> Any:
+        if len(positions) > 1 or int(positions[0]) >= len(sequence.tokens) - 1:
+            given.update(zip(positions.tolist(), features, strict=True))
+        return forward(ids, positions, table_of, tables, kv, rows, features)
+
+    drafter.model.forward = watch
+    sequence = submit(core, prompt(5), max_tokens=2)
+    core.step()
+    while not sequence.is_finished:
+        core.step()
+    length = sequence.context_tokens
+    whole = make_core(None)
+    whole.runner.taps = (1, 2, 3)  # type: ignore[attr-defined]
+    submit(whole, sequence.tokens.token_ids[:length].tolist(), max_tokens=1)
+    drain(whole)
+    fused = drafter.model.fuse(whole.runner.features_NF)  # type: ignore[attr-defined]
+    drain(core)
+    again = submit(core, sequence.tokens.token_ids.tolist(), max_tokens=3, seed=9)
+    drain(core)
+    assert again.cached_tokens > 0
+    assert given or fused.shape[0] == length
+    for position, row in given.items():
+        if 0 < position < length:
+            torch.testing.assert_close(row, fused[position - 1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep", "drain", "abort_resume"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_updates_in_flight(kind: str, mode: Any, tmp_path: Path) -> None:
+    """The same ids and versions with drafts and without, though weights change: no version within a verification."""
+    found = {}
+    weights = random_weights(expected_shapes(target().decoder.config), 5)
+    for folder in (None, write_draft(tmp_path, kind)):
+        core = make_core(folder)
+        sequences = [submit(core, prompt(index), seed=index, max_tokens=12) for index in range(4)]
+        while min(len(one.tokens) - one.context_tokens for one in sequences) < 4:
+            core.step()
+        lengths = [one.num_sampled for one in sequences]
+        core.begin_update(Update(version=1, mode=mode, install=core.stage(weights)))
+        drain(core)
+        versions = [one.tokens.versions[one.context_tokens :].tolist() for one in sequences]
+        expected = [12 if mode == "drain" else length for length in lengths]
+        assert [version.count(0) for version in versions] == expected
+        assert all(version == sorted(version) for version in versions)
+        late = submit(core, prompt(9), seed=9)
+        drain(core)
+        found[folder is None] = said(late)
+        if folder:
+            drafter = drafter_of(core)
+            assert drafter.model.target is core.runner.decoder  # type: ignore[attr-defined]
+            assert drafter.cache.pool.num_available == drafter.cache.pool.num_pages
+    assert found[True] == found[False]
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+def test_recorded_q_is_what_was_drawn_from(verifier: Verifier, tmp_path: Path) -> None:
+    """Row 10 and C27 on the real path: chi-square of drafted first ids against the q that came with them."""
+    core = make_core(write_draft(tmp_path, "eagle3"), verifier=verifier, max_batch=64)
+    drafter = drafter_of(core)
+    params = SamplingParams(temperature=0.9, top_k=6, top_p=0.95)
+    sequences = [submit(core, prompt(2), params=params, seed=seed, max_tokens=5) for seed in range(400)]
+    counts, expected, draft = torch.zeros(VOCAB), torch.zeros(VOCAB), drafter.draft
+
+    def watch(some: list[Sequence], length: int) -> Any:
+        drafts = draft(some, length)
+        for one in drafts:
+            if one.ids:
+                counts[one.ids[0]] += 1
+                expected.add_(torch.from_numpy(one.q[0]).float())
+                assert (one.q[0] > 0).sum() <= 6
+                assert abs(one.q[0].sum() - 1) < 1e-12
+        return drafts
+
+    drafter.draft = watch
+    while not core.is_idle:
+        core.step()
+    core.check()
+    kept = expected > 5
+    assert counts[expected == 0].sum() == 0
+    statistic = float(((counts - expected) ** 2 / expected)[kept].sum())
+    degrees = int(kept.sum())
+    assert counts.sum() > 400
+    assert statistic < degrees + 4 * (2 * degrees) ** 0.5
+    assert sum(one.accepted for one in sequences) > 0
+
+
+def test_nobody_waits_for_a_draft(tmp_path: Path) -> None:
+    """The draft model's pages are short: sequences decode without drafts, and nothing is lost."""
+    core = make_core(write_draft(tmp_path, "mtp"))
+    drafter = drafter_of(core)
+    taken = drafter.cache.pools[0].take(drafter.cache.pool.num_free - 8)
+    found = run_all(core, 6)
+    drafter.cache.pools[0].release(taken)
+    core.check()
+    assert [said(one) for one in found] == [said(one) for one in run_all(make_core(None), 6)]
+
+
+def test_siblings_share_the_drafted_prompt(tmp_path: Path) -> None:
+    core = make_core(write_draft(tmp_path, "eagle3"))
+    rows, forward = [], drafter_of(core).model.forward
+
+    def count(ids: Any, *rest: Any) -> Any:
+        rows.append(len(ids))
+        return forward(ids, *rest)
+
+    drafter_of(core).model.forward = count
+    ids = [index % VOCAB for index in range(33)]
+    submit(core, ids, seed=1, max_tokens=8)
+    drain(core)
+    assert max(rows) == 34
+    rows.clear()
+    submit(core, ids, seed=2, max_tokens=8)
+    drain(core)
+    assert max(rows) == 2  # the id after eight pages, and the first sampled one

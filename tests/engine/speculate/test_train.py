@@ -1,0 +1,121 @@
+"""Training a head: what it is unrolled to is what it drafts, what it learns from, and that nothing reaches the policy."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from heads import DRAFT_VOCAB, LAYERS, TARGET, VOCAB, target, write_head
+
+from agentrt.engine.model.decoder import PagedKV
+from agentrt.engine.speculate.head import DraftHead
+from agentrt.engine.speculate.head_config import Kind, load_head_config
+from agentrt.engine.speculate.load import load_draft
+from agentrt.engine.speculate.train import DraftTrainer, Pass, fresh_weights, unrolled
+
+KINDS = ["eagle3", "mtp"]
+IDS = torch.tensor([[7, 3, 3, 41, 0, 19, 30, 5, 8, 2]])
+
+
+def given(kind: Kind, is_sampled: list[int] | None = None, seed: int = 3) -> Pass:
+    """A pass of the tiny policy over `IDS`, its hidden states and laws made up."""
+    generator = torch.Generator().manual_seed(seed)
+    decoder, width = target().decoder, 24 * (3 if kind == "eagle3" else 1)
+    return Pass(
+        IDS, torch.tensor([is_sampled or [0, 0, 1, 1, 1, 1, 1, 1, 1, 1]]).bool(),
+        torch.randn(1, IDS.shape[1], width, generator=generator), torch.randn(1, IDS.shape[1], VOCAB, generator=generator) * 3,
+        decoder.embedding_VD, decoder.embedding_VD.flip(0),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_training_unrolls_what_is_drafted(kind: Kind, tmp_path: Path) -> None:
+    """At each depth the law after id j is that of the engine's head: true rows up to j - depth, then a chain."""
+    weights = write_head(tmp_path, kind)
+    head = load_draft(tmp_path, target())
+    assert isinstance(head, DraftHead)
+    one, depths = given(kind), 4
+    if kind == "mtp":  # in the engine the head norms the hidden state itself
+        head.fuse = lambda taken_NF: taken_NF  # type: ignore[method-assign]
+        one = one._replace(output_VD=torch.randn(VOCAB, 24, generator=torch.Generator().manual_seed(5)))
+        head.target.head.load(one.output_VD)
+    trained = unrolled(head.config, {name: tensor.float() for name, tensor in weights.items()}, one, depths)
+    (layout,) = head.page_layouts(4)
+    tables, length = torch.tensor([[[0, 1, 2]]], dtype=torch.int32), IDS.shape[1]
+    features = torch.cat([torch.zeros(1, 24), head.fuse(one.hidden_BTF[0])])[:length]
+    for start in range(1, length - depths):
+        kv = [PagedKV(torch.zeros(3 * layout.page_stride), layout)]
+        rows = torch.arange(start)
+        step = head.forward(
+            IDS[0, rows], rows, rows.int() * 0, tables, kv, torch.tensor([start - 1]), features[rows].contiguous()
+        )
+        for depth in range(depths):
+            torch.testing.assert_close(step.logits_MV[0], trained[depth][0, start - 1 + depth], atol=6e-3, rtol=5e-3)
+            place = torch.tensor([start + depth])
+            assert step.features_MD is not None
+            step = head.forward(IDS[0, place], place, place.int() * 0, tables, kv, torch.tensor([0]), step.features_MD)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_learns_the_policys_law(kind: Kind, tmp_path: Path) -> None:
+    """The overlap with a fixed law grows at every depth; only the head's own tensors change."""
+    write_head(tmp_path, kind)
+    config = load_head_config(tmp_path, kind, TARGET)
+    one = given(kind)
+    trainer = DraftTrainer(config, fresh_weights(config, one.embedding_VD))
+    _, before = trainer.loss(one, 3)
+    for _ in range(60):
+        report = trainer.step(one, 3)
+    assert report.rows == 8
+    assert report.loss < 0.8 * before.loss
+    assert all(now > then + 0.1 for now, then in zip(report.overlaps, before.overlaps, strict=True))
+    for tensor in (one.hidden_BTF, one.logits_BTV, one.embedding_VD, one.output_VD):
+        assert tensor.grad is None
+
+
+def test_only_what_was_sampled_is_learnt(tmp_path: Path) -> None:
+    """Rows before sampled ids count, and chains never reach across what a tool said."""
+    write_head(tmp_path, "eagle3")
+    config = load_head_config(tmp_path, "eagle3", TARGET)
+    mask = [0, 0, 1, 1, 0, 0, 1, 1, 1, 0]
+    trainer = DraftTrainer(config, fresh_weights(config, target().decoder.embedding_VD))
+    one = given("eagle3", mask)
+    loss, report = trainer.loss(one, 3)
+    assert (report.rows, len(report.overlaps)) == (5, 3)
+    other = one.logits_BTV.clone()
+    for row in (0, 3, 4, 8, 9):  # the ids after these rows were not sampled
+        other[0, row] = 7.0
+    assert torch.equal(trainer.loss(one._replace(logits_BTV=other), 3)[0], loss)
+    other[0, 7] = torch.arange(VOCAB).float()
+    assert not torch.equal(trainer.loss(one._replace(logits_BTV=other), 3)[0], loss)
+    with pytest.raises(ValueError, match="none of these ids was sampled"):
+        trainer.loss(given("eagle3", [1, *[0] * 9]), 2)
+
+
+def test_nothing_reaches_the_policy(tmp_path: Path) -> None:
+    """Hidden states, laws and embedding of a pass that could be differentiated come detached."""
+    from agentrt.engine.speculate.train import policy_pass
+
+    write_head(tmp_path, "eagle3")
+    config = load_head_config(tmp_path, "eagle3", TARGET)
+    policy = torch.nn.Parameter(torch.randn(1, 10, 24))
+    states = [policy * (layer + 1) for layer in range(LAYERS + 1)]
+    table = torch.nn.Parameter(torch.randn(VOCAB, 24))
+    one = policy_pass(IDS, torch.ones(1, 10), states, states[-1] @ table.T, table, table, config)
+    torch.testing.assert_close(one.hidden_BTF[..., 24:48], 3 * policy.detach())
+    DraftTrainer(config, fresh_weights(config, table)).step(one, 2)
+    assert policy.grad is None
+    assert table.grad is None
+
+
+def test_a_checkpoint_round_trip(tmp_path: Path) -> None:
+    """What is trained is written by its published names and drafts the same after it is read."""
+    weights = write_head(tmp_path, "eagle3")
+    config = load_head_config(tmp_path, "eagle3", TARGET)
+    trainer = DraftTrainer(config, weights)
+    state = trainer.state()
+    assert state.keys() == weights.keys()
+    assert torch.equal(state["d2t"], weights["d2t"])
+    assert torch.equal(state["t2d"], weights["t2d"])
+    assert len(state["d2t"]) == DRAFT_VOCAB
+    assert all(name.startswith("draft.") for name in trainer.update())
+    assert "draft.d2t" not in trainer.update()
