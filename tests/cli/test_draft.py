@@ -16,6 +16,7 @@ from agentrt.core.tokenizer import Tokenizer
 from agentrt.engine.local import local_engine
 from agentrt.env.chat.choose import renderer_for
 from agentrt.env.chat.message import Message
+from agentrt.rollout.setup import law_of_turns
 from agentrt.rollout.sink import RunFolder
 
 SPEC = RunSpec(environment="x")
@@ -32,10 +33,10 @@ async def played(draft: str = "") -> list[EpisodeRecord]:
         for seed in range(3):
             with engine.session(seed=seed) as session:
                 prompt = renderer.prompt([Message("user", f"What is {seed} + 3?")], ())
-                done = await session.sample(prompt, SPEC.sampling, max_tokens=12)
+                done = await session.sample(prompt, law_of_turns(SPEC, renderer), max_tokens=12)
                 start = done.context_tokens
                 turn = TurnRecord(
-                    start=start, end=start + len(done.token_ids), seed=done.seed, finish_reason="length",
+                    start=start, end=start + len(done.token_ids), seed=done.seed, finish_reason=done.finish_reason,
                     cached_tokens=done.cached_tokens, oldest_kv=done.oldest_kv,
                 )  # fmt: skip
                 records.append(
@@ -64,7 +65,7 @@ def test_a_head_is_trained_and_taken(kind: str, tmp_path: Path) -> None:
 
 
 def test_report_and_replay(tmp_path: Path) -> None:
-    """C: proposed length, accepted length, generation time, total time, in this order; the replay says the same text."""
+    """Proposed length, accepted length, generation time, total time, in this order; the replay says the same text."""
     with RunFolder.create(tmp_path / "run", SPEC, {}) as run:
         for record in anyio.run(played):
             run.write(record)

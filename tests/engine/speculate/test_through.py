@@ -106,7 +106,7 @@ def updated(core: EngineCore, mode: UpdateMode, texts: list[list[int]] | None = 
 
 def test_the_last_epochs_rollout_drafts_the_next_and_changes_nothing() -> None:
     """Row 12: the same task after an update: what the old policy said is proposed, and only judged by the new one."""
-    new = hashed_logits(VOCAB, spread=2.2)
+    new = hashed_logits(VOCAB, spread=3.3)
     core = make_core()
     keep_open(core)
     first = submit(core, prompt(3), seed=3, max_tokens=30)
