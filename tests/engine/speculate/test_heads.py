@@ -119,7 +119,7 @@ def test_the_published_names_and_shapes(tmp_path: Path) -> None:
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}}, "must name different layers of the 4"),
         ({"draft_vocab_size": 21}, "is (20, 24) and by config.json (21, 24)"),
         ({"norm_before_residual": True}, "norm_before_residual is True and must be False"),
-        ({"rope_scaling": {"rope_type": "yarn"}}, "the rope type 'yarn' is not supported"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "the rope type 'longrope' is not supported"),
     ],
 )
 def test_a_head_of_another_model_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
