@@ -19,6 +19,7 @@ from agentrt.core import clock
 from agentrt.sandbox.capture import Capture
 from agentrt.sandbox.inside.job import Job, Limits
 from agentrt.sandbox.process import Process, Status, sealed_file
+from agentrt.sandbox.relay import Address, relay
 from agentrt.sandbox.reply import Progress, Said
 from agentrt.sandbox.result import Outcome, ToolResult
 from agentrt.sandbox.terms import Terms, ToolLimits
@@ -29,7 +30,7 @@ _REPLY_FD = 3
 _LIMITS: dict[str, Outcome] = {"cpu": "cpu", "memory": "memory", "disk": "disk"}
 
 
-def make_job(argv: Sequence[str], folder: str, home: str, temporary: str, terms: Terms) -> Job:
+def make_job(argv: Sequence[str], folder: str, home: str, temporary: str, terms: Terms, port: int) -> Job:
     """What the zygote is sent."""
     limits, mega = terms.limits, 1 << 20
     environment = terms.environment | {
@@ -44,6 +45,7 @@ def make_job(argv: Sequence[str], folder: str, home: str, temporary: str, terms:
             file_bytes=limits.file_mb * mega, disk_bytes=limits.disk_mb * mega, inodes=limits.inodes,
             tmp_bytes=limits.tmp_mb * mega,
         ),
+        port,
     )  # fmt: skip
 
 
@@ -54,6 +56,7 @@ async def call(
     seconds: float,
     limits: ToolLimits,
     on_progress: Callable[[Progress], None] | None = None,
+    outside: Address | None = None,
 ) -> ToolResult:
     """Run one call. Always gives a result, except for cancellation, which passes after the tear-down.
 
@@ -71,13 +74,25 @@ async def call(
                 await process.start(zygote, job, sealed_file(data), limits.start_seconds)
                 started = clock.now()
                 with anyio.move_on_after(seconds) as limit:
-                    await process.read_until()
+                    await _run(process, outside)
             finally:
                 await process.tear_down()
             if process.is_there or is_last:
                 said = process.reply.said()
                 return result(process, said, is_late=limit.cancelled_caught, seconds=clock.now() - started)
     raise AssertionError("the last attempt has returned")
+
+
+async def _run(process: Process, outside: Address | None) -> None:
+    """Until it has ended; meanwhile the one address outside can be reached."""
+    listening = process.take_listening()
+    if listening is None or outside is None:
+        await process.read_until()
+        return
+    async with anyio.create_task_group() as relaying:
+        relaying.start_soon(relay, listening, outside)
+        await process.read_until()
+        relaying.cancel_scope.cancel()
 
 
 def result(process: Process, said: Said | None, *, is_late: bool, seconds: float) -> ToolResult:

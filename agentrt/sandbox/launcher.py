@@ -59,14 +59,14 @@ class Launcher:
         finally:
             remove(folder)
 
-    def job(self, argv: Sequence[str], folder: Path, terms: Terms) -> Job:
+    def job(self, argv: Sequence[str], folder: Path, terms: Terms, port: int = 0) -> Job:
         """One call in an episode's folder. This interpreter is known inside by its real name only."""
         argv = [
             os.path.realpath(arg) if place == 0 and arg == sys.executable else arg for place, arg in enumerate(argv)
         ]
         if self.layers.namespaces:
-            return make_job(argv, folder.name, FOLDER, "/tmp", terms)
-        return make_job(argv, folder.name, str(folder), str(folder), terms)
+            return make_job(argv, folder.name, FOLDER, "/tmp", terms, port)
+        return make_job(argv, folder.name, str(folder), str(folder), terms, port)
 
     def close(self) -> None:
         """End all zygotes, and calls that still run."""

@@ -67,6 +67,7 @@ class Process:
         """None until the process and everything it started have ended."""
         self.is_there = False
         """It has started, however it went on."""
+        self._listening: socket.socket | None = None
 
     def __enter__(self) -> Self:
         with ExitStack() as ours, ExitStack() as theirs:
@@ -96,6 +97,13 @@ class Process:
     ) -> None:
         self._theirs.close()
         self._ours.close()
+        if self._listening is not None:
+            self._listening.close()
+
+    def take_listening(self) -> socket.socket | None:
+        """The socket that listens at the port of a process that has one and has started. The caller's from now on."""
+        listening, self._listening = self._listening, None
+        return listening
 
     def forget(self) -> None:
         """Start new captures: what was written is another call's."""
@@ -174,11 +182,13 @@ class Process:
 
     def _take_word(self) -> None:
         try:
-            message = self._call.recv(_MAX_STATUS)
+            message, fds, _, _ = socket.recv_fds(self._call, _MAX_STATUS, 1)
         except BlockingIOError:
             return
         except OSError as error:
-            message = msgspec.json.encode(Status(infra=f"the supervisor is gone: {error.strerror}"))
+            message, fds = msgspec.json.encode(Status(infra=f"the supervisor is gone: {error.strerror}")), []
+        if fds:
+            self._listening = socket.socket(fileno=fds[0])
         self._zygote.is_ready |= bool(message)
         self._zygote.takes_calls &= bool(message) or self.is_there
         if message == b"{}":

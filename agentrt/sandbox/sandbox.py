@@ -19,6 +19,7 @@ from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Isolation, Level
 from agentrt.sandbox.permits import Permit, Permits
 from agentrt.sandbox.probe import shared
+from agentrt.sandbox.relay import Address
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
@@ -74,13 +75,18 @@ class Sandbox:
         terms: Terms = DEFAULT_TERMS,
         queued: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
+        outside: Address | None = None,
     ) -> ToolResult:
         """Run one tool call, `seconds` long at most. Raises `UsageError` as `require`.
+
+        `outside` is the one address that the process can reach, as 127.0.0.1 and the same port: with L3 and `oneshot` only.
 
         A call that is not `queued` takes no permit: its caller bounds such calls itself. One that
         gets none within `limits.queue_seconds` is infra.
         """
         require(terms, self.isolation, allow_weak=self._allow_weak)
+        if outside is not None:
+            _require_port(terms, self.isolation)
         limits = terms.limits
         if terms.protocol == "mcp":
             request = {"name": terms.method, "arguments": request}
@@ -93,7 +99,9 @@ class Sandbox:
         with permit:
             if self._origin is not None or self._forks:
                 await self._settle()
-            result = await self._run(argv, request, seconds=seconds, terms=terms, on_progress=on_progress)
+            result = await self._run(
+                argv, request, seconds=seconds, terms=terms, on_progress=on_progress, outside=outside
+            )
         return self._noted(result, permit.waited)
 
     def _noted(self, result: ToolResult, waited: float) -> ToolResult:
@@ -107,11 +115,14 @@ class Sandbox:
         seconds: float,
         terms: Terms,
         on_progress: Callable[[Progress], None] | None,
+        outside: Address | None,
     ) -> ToolResult:
         if terms.protocol != "oneshot":
             return await self._worker(tuple(argv), terms).call(request, seconds=seconds, on_progress=on_progress)
-        start = partial(self._start, argv, terms)
-        return await channel.call(start, request, seconds=seconds, limits=terms.limits, on_progress=on_progress)
+        return await channel.call(
+            partial(self._start, argv, terms, outside.port if outside else 0), request,
+            seconds=seconds, limits=terms.limits, on_progress=on_progress, outside=outside,
+        )  # fmt: skip
 
     async def _settle(self) -> None:
         """Before what is in the folder changes: make the copies that are owed, to this one and of it."""
@@ -123,9 +134,9 @@ class Sandbox:
                 forked._origin = None
                 await anyio.to_thread.run_sync(copy, self._folder, forked.folder)
 
-    def _start(self, argv: Sequence[str], terms: Terms) -> tuple[Zygote, Job]:
-        zygote = self._launcher.zygote(Kind(terms.imports, terms.readable))
-        return zygote, self._launcher.job(argv, self._folder, terms)
+    def _start(self, argv: Sequence[str], terms: Terms, port: int = 0) -> tuple[Zygote, Job]:
+        zygote = self._launcher.zygote(Kind(terms.imports, terms.readable, port > 0))
+        return zygote, self._launcher.job(argv, self._folder, terms, port)
 
     def _worker(self, argv: tuple[str, ...], terms: Terms) -> Worker:
         """That of this episode, made at the first call and ended with the episode."""
@@ -164,3 +175,15 @@ def require(terms: Terms, isolation: Isolation, *, allow_weak: bool) -> None:
         f"a tool needs isolation {terms.min_isolation.name}, and this machine gives {isolation.level.name} "
         f"({'; '.join(isolation.reasons)}); {'; '.join((*isolation.fixes, 'or allow weak isolation'))}"
     )
+
+
+def _require_port(terms: Terms, isolation: Isolation) -> None:
+    if terms.protocol != "oneshot":
+        raise UsageError(
+            f"only a oneshot tool can be given an address outside, and this one's protocol is {terms.protocol}"
+        )
+    if isolation.level is not Level.L3:
+        raise UsageError(
+            f"a tool that is given an address outside needs isolation L3, and this machine gives {isolation.level.name} "
+            f"({'; '.join(isolation.reasons)}); {'; '.join(isolation.fixes)}"
+        )

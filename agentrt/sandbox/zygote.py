@@ -45,6 +45,8 @@ class Kind(msgspec.Struct, frozen=True):
 
     imports: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
+    has_port: bool = False
+    """Its calls have a network of their own, with a port that the runtime relays."""
 
 
 class Zygote:
@@ -57,7 +59,7 @@ class Zygote:
             namespaces=layers.namespaces, landlock=layers.landlock, seccomp=layers.seccomp,
             uid=place.uid, root=str(root),
             episodes=str(place.episodes), readable=[*_interpreter(), *dict.fromkeys(packages), *kind.readable],
-            paths=[*dict.fromkeys(packages)], imports=list(kind.imports), warm=WARM_SLOTS,
+            paths=[*dict.fromkeys(packages)], imports=list(kind.imports), warm=WARM_SLOTS, has_port=kind.has_port,
         )  # fmt: skip
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

@@ -38,6 +38,8 @@ class Setup(NamedTuple):
     """Imported before the first call."""
     warm: int
     """Slots that are ready for the next calls."""
+    has_port: bool
+    """Each call has a network of its own, with one TCP port to connect to: `Job.port`."""
 
 
 class Ready(NamedTuple):
@@ -77,6 +79,8 @@ class Job(NamedTuple):
     """The name of the episode's folder."""
     environment: dict[str, str]
     limits: Limits
+    port: int
+    """Of 127.0.0.1, which the runtime will relay; 0 for none."""
 
     @property
     def program(self) -> str | None:
@@ -97,8 +101,8 @@ def read_setup(message: bytes) -> Setup:
 
 def read_job(message: bytes) -> Job:
     """Every other message."""
-    argv, folder, environment, limits = marshal.loads(message)
-    return Job(argv, folder, environment, Limits(*limits))
+    argv, folder, environment, limits, port = marshal.loads(message)
+    return Job(argv, folder, environment, Limits(*limits), port)
 
 
 def compiled(setup: Setup, path: str) -> CodeType | None:

@@ -17,11 +17,13 @@ FILES_ABI, SCOPES_ABI = 3, 6
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
-_RULE_PATH_BENEATH = 1
+_RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 2
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _ALL_OF_ABI_1, _REFER, _TRUNCATE, _IOCTL_DEV = (1 << 13) - 1, 1 << 13, 1 << 14, 1 << 15
-_NET = 3
-"""Bind and connect, TCP."""
+_CONNECT, _NET = 2, 3
+"""Connect; bind and connect: TCP."""
+NET_ABI = 4
+"""The first one with ports."""
 _SCOPES = 3
 """Abstract Unix sockets, signals."""
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
@@ -53,6 +55,12 @@ def allow_writing(version: int, rules: int, path: str) -> None:
     _allow(rules, path, _handled(version) & ~_IOCTL_DEV)
 
 
+def allow_connecting(rules: int, port: int) -> None:
+    """Allow TCP connections to one port. The rules must be of `NET_ABI` or later."""
+    attr = ctypes.create_string_buffer(struct.pack("=QQ", _CONNECT, port), 16)
+    linux.syscall("landlock_add_rule", _ADD_RULE, rules, _RULE_NET_PORT, attr, 0)
+
+
 def restrict(rules: int) -> None:
     """Allow what `rules` say and nothing else, for good, in the process and all its children. Needs no_new_privs."""
     linux.syscall("landlock_restrict_self", _RESTRICT_SELF, rules, 0)
@@ -68,8 +76,8 @@ def _handled(version: int) -> int:
 
 def _create(version: int) -> int:
     handled = _handled(version)
-    net, scopes = _NET if version >= 4 else 0, _SCOPES if version >= SCOPES_ABI else 0
-    size = 24 if version >= SCOPES_ABI else 16 if version >= 4 else 8
+    net, scopes = _NET if version >= NET_ABI else 0, _SCOPES if version >= SCOPES_ABI else 0
+    size = 24 if version >= SCOPES_ABI else 16 if version >= NET_ABI else 8
     attr = ctypes.create_string_buffer(struct.pack("=QQQ", handled, net, scopes)[:size], size)
     return linux.syscall("landlock_create_ruleset", _CREATE_RULESET, attr, size, 0)
 

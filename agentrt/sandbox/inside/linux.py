@@ -1,8 +1,10 @@
 """The system calls that the standard library lacks. Each raises `OSError` that names the call."""
 
 import ctypes
+import fcntl
 import os
 import platform
+import socket
 import struct
 from typing import Final
 
@@ -26,6 +28,7 @@ _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CAPABILITY_VERSION_3 = 0x2008_0522
 _CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}
 _PIVOT_ROOT_NUMBER = {"x86_64": 155, "aarch64": 41}
@@ -120,6 +123,13 @@ def set_capabilities(bits: int) -> None:
 def sethostname(name: str) -> None:
     """Of the UTS namespace."""
     _checked("sethostname", _LIBC.sethostname(name.encode(), ctypes.c_size_t(len(name))))
+
+
+def loopback_up() -> None:
+    """Switch on the only interface of a new network namespace, so that 127.0.0.1 can be reached."""
+    request = struct.pack("16sh22x", b"lo", _IFF_UP)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, request)
 
 
 def prctl_pointer(option: int, second: int, pointer: ctypes.Structure) -> None:

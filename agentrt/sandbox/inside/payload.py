@@ -17,7 +17,7 @@ from types import CodeType
 from typing import NoReturn
 
 from . import landlock, linux, root, seccomp, usage
-from .job import FOLDER, MAX_MESSAGE, NUM_FDS, REPLY, STDERR, STDIN, Limits, Ready, Setup, compiled, read_job
+from .job import FOLDER, MAX_MESSAGE, NUM_FDS, REPLY, STDERR, STDIN, Job, Limits, Ready, Setup, compiled, read_job
 
 STATUS = REPLY + 1
 """Where a payload gets its job, and says why it could not start the tool; closed when it starts."""
@@ -39,7 +39,7 @@ def run(setup: Setup, ready: Ready, channel_fd: int) -> NoReturn:
             os.dup2(fd, number)
         os.environ.update(job.environment)
         _limit(job.limits, 0 if setup.namespaces else usage.tasks(os.getuid()))
-        _confine(setup, ready, job.folder, rules)
+        _confine(setup, ready, job, rules)
         os.closerange(STATUS + 1, OPEN_FILES)
         code = _code(setup, ready, job.program)
         if code is None:
@@ -104,12 +104,14 @@ def _limit(limits: Limits, other_tasks: int) -> None:
         resource.setrlimit(name, (soft, hard))
 
 
-def _confine(setup: Setup, ready: Ready, folder: str, rules: int) -> None:
-    own = FOLDER if setup.namespaces else f"{setup.episodes}/{folder}"
+def _confine(setup: Setup, ready: Ready, job: Job, rules: int) -> None:
+    own = FOLDER if setup.namespaces else f"{setup.episodes}/{job.folder}"
     os.chdir(own)
     linux.set_dumpable(True)
     if setup.landlock:
         landlock.allow_writing(setup.landlock, rules, own)
+        if job.port and setup.landlock >= landlock.NET_ABI:
+            landlock.allow_connecting(rules, job.port)
         landlock.restrict(rules)
     if ready.seccomp:
         seccomp.install(ready.seccomp)

@@ -1,9 +1,9 @@
 """seccomp: system calls that a tool has no business with fail, for good, in the process and all its children.
 
-Allowed by default. Denied: sockets (but pairs of Unix ones), io_uring, namespaces, mounts, ptrace and the like,
-keyrings, System V and POSIX IPC, memfd (memory that no limit counts), bpf, modules, clocks. `clone3` is ENOSYS, so that
-libc falls back to `clone`, whose flags a filter can read; so is everything newer than `LAST_KNOWN`. The 32-bit ABI is
-killed.
+Allowed by default. Denied: sockets (but pairs of Unix ones, and TCP over IPv4 where a call has a port), io_uring,
+namespaces, mounts, ptrace and the like, keyrings, System V and POSIX IPC, memfd (memory that no limit counts), bpf,
+modules, clocks. `clone3` is ENOSYS, so that libc falls back to `clone`, whose flags a filter can read; so is everything
+newer than `LAST_KNOWN`. The 32-bit ABI is killed.
 """
 
 import ctypes
@@ -79,12 +79,15 @@ _AARCH64 = Machine(
 
 MACHINES = {"x86_64": _X86_64, "aarch64": _AARCH64}
 
-_AF_UNIX = 1
+_AF_UNIX, _AF_INET = 1, 2
+_SOCK_STREAM, _NOT_A_TYPE = 1, 0xFFFF_FFFF & ~(0o2000000 | 0o4000)
+"""A socket's type, without SOCK_CLOEXEC and SOCK_NONBLOCK."""
+_IPPROTO_TCP = 6
 _CLONE3 = 435
 _TERMINAL_IOCTLS = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of others."""
-_LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24
+_LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
+_NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
 """Offsets into what the kernel shows a filter; an argument's low half comes first."""
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -99,14 +102,14 @@ def is_known() -> bool:
     return platform.machine() in MACHINES
 
 
-def own_program() -> bytes:
-    """The filter of this machine, which must be known."""
-    return program(MACHINES[platform.machine()])
+def own_program(*, has_tcp: bool) -> bytes:
+    """The filter of this machine, which must be known; `has_tcp`: TCP sockets over IPv4 can be made."""
+    return program(MACHINES[platform.machine()], has_tcp=has_tcp)
 
 
-def program(machine: Machine) -> bytes:
+def program(machine: Machine, *, has_tcp: bool = False) -> bytes:
     """The filter for one architecture, in the kernel's form."""
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in _instructions(machine, has_tcp))
 
 
 def install(filter_bytes: bytes) -> None:
@@ -114,7 +117,7 @@ def install(filter_bytes: bytes) -> None:
     linux.prctl_pointer(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, _Program(len(filter_bytes) // 8, filter_bytes))
 
 
-def _instructions(machine: Machine) -> Iterator[tuple[int, int, int, int]]:
+def _instructions(machine: Machine, has_tcp: bool) -> Iterator[tuple[int, int, int, int]]:
     """(operation, instructions to skip if true, if false, operand). Every test is followed by its own verdict."""
     yield _LOAD, 0, 0, _ARCHITECTURE
     yield from _unless(_JUMP_EQUAL, machine.audit, _KILL_PROCESS)
@@ -123,7 +126,10 @@ def _instructions(machine: Machine) -> Iterator[tuple[int, int, int, int]]:
         yield from _if(_JUMP_ANY_BIT, machine.foreign_bit, _KILL_PROCESS)
     yield from _if(_JUMP_EQUAL, _CLONE3, _ERRNO | errno.ENOSYS)
     yield from _if(_JUMP_ABOVE, LAST_KNOWN, _ERRNO | errno.ENOSYS)
-    yield from _if(_JUMP_EQUAL, machine.socket, _ERRNO | errno.EACCES)
+    if has_tcp:
+        yield from _on_argument(machine.socket, _ARGUMENT_0, _TCP_ONLY)
+    else:
+        yield from _if(_JUMP_EQUAL, machine.socket, _ERRNO | errno.EACCES)
     for number in machine.denied:
         yield from _if(_JUMP_EQUAL, number, _ERRNO | errno.EPERM)
     clone = [*_if(_JUMP_ANY_BIT, linux.CLONE_NEW_ANY, _ERRNO | errno.EPERM)]
@@ -142,6 +148,18 @@ def _if(test: int, operand: int, verdict: int) -> Iterator[tuple[int, int, int, 
 def _unless(test: int, operand: int, verdict: int) -> Iterator[tuple[int, int, int, int]]:
     yield test, 1, 0, operand
     yield _RETURN, 0, 0, verdict
+
+
+_TCP_ONLY = [
+    *_unless(_JUMP_EQUAL, _AF_INET, _ERRNO | errno.EACCES),
+    (_LOAD, 0, 0, _ARGUMENT_1),
+    (_AND, 0, 0, _NOT_A_TYPE),
+    *_unless(_JUMP_EQUAL, _SOCK_STREAM, _ERRNO | errno.EACCES),
+    (_LOAD, 0, 0, _ARGUMENT_2),
+    (_JUMP_EQUAL, 1, 0, 0),
+    *_unless(_JUMP_EQUAL, _IPPROTO_TCP, _ERRNO | errno.EACCES),
+]
+"""What a `socket` call must be; other protocols of a stream (MPTCP, SCTP) are kernel code that nobody needs here."""
 
 
 def _on_argument(

@@ -4,7 +4,8 @@ went.
 Inside namespaces it is process 1 of the call: one signal ends all others, whatever they did to hide, and the kernel
 does the same should it die itself. Without namespaces it adopts every orphan of the call and kills until none is left.
 
-Two messages go to the runtime: an empty one when the tool is begun, and how it went, at the end. The call ends when its
+Two messages go to the runtime: an empty one when the tool is begun (with the socket that listens at the call's port, if it
+has one), and how it went, at the end. The call ends when its
 main process ends, when a limit is passed, or when the runtime closes its end of the socket.
 """
 
@@ -57,6 +58,8 @@ def _make_ready(setup: Setup, ready: Ready, control: socket.socket) -> tuple[int
     if setup.namespaces:
         root.map_user(root.USER, ready.uid, ready.gid)
         root.enter(ready.has_proc, setup.readable)
+        if setup.has_port:
+            linux.loopback_up()
     else:
         linux.adopt_orphans()
     linux.set_dumpable(False)
@@ -71,10 +74,11 @@ def _make_ready(setup: Setup, ready: Ready, control: socket.socket) -> tuple[int
 def _run(
     setup: Setup, job: Job, message: bytes, call: socket.socket, fds: list[int], main: int, channel: socket.socket
 ) -> dict[str, object]:
-    folder = f"{setup.episodes}/{job.folder}"
+    folder, listener = f"{setup.episodes}/{job.folder}", list[int]()
     if setup.namespaces:
         root.open_folder(job.folder, job.limits)
         folder = FOLDER
+        listener = [_listener(job.port)] if job.port else []
         linux.no_new_privileges()
         linux.set_capabilities(0)
     call_tree = _Tree(main, is_alone=setup.namespaces, folder=folder, job=job)
@@ -83,7 +87,9 @@ def _run(
         os.close(fd)
     try:
         with suppress(BrokenPipeError):  # the runtime has gone: watching finds that too
-            call.send(b"{}")
+            socket.send_fds(call, [b"{}"], listener)
+        for fd in listener:  # the runtime takes its connections
+            os.close(fd)
         why = call_tree.watch(call)
     finally:
         call_tree.end()
@@ -91,6 +97,11 @@ def _run(
     if failure:
         return {"infra": failure}
     return {"code": call_tree.code, "why": why, "cpu_seconds": usage.cpu_seconds(())}
+
+
+def _listener(port: int) -> int:
+    """A socket that listens at the one port of the call's own network."""
+    return socket.create_server(("127.0.0.1", port)).detach()
 
 
 class _Tree:

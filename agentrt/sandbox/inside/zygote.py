@@ -32,7 +32,8 @@ STANDARD = (
 """Imported by every zygote: what model-written code asks for most. Not more: whatever is here, every fork has to copy (with
 hashlib, subprocess, tempfile and a dozen like them a call took a seventh longer), and a call can import the rest itself."""
 _NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC
-"""Of each call. It shares the zygote's network, which has no way out, and its host name, which none may change."""
+"""Of each call. It shares the zygote's network, which has no way out (a call with a port has its own), and its host name,
+which none may change."""
 _MAX_PATH = 4096
 
 
@@ -83,7 +84,7 @@ def _fork_slot(setup: Setup, control: socket.socket, ready: Ready) -> int:
     """One more slot: the end of its pipe."""
     reading, writing = os.pipe()
     try:
-        if linux.fork(_NAMESPACES if setup.namespaces else 0) == 0:
+        if linux.fork(_namespaces(setup)) == 0:
             supervisor.run(setup, ready, control, writing)
     except OSError:
         os.close(reading)
@@ -91,6 +92,12 @@ def _fork_slot(setup: Setup, control: socket.socket, ready: Ready) -> int:
     finally:
         os.close(writing)
     return reading
+
+
+def _namespaces(setup: Setup) -> int:
+    if not setup.namespaces:
+        return 0
+    return _NAMESPACES | (linux.CLONE_NEWNET if setup.has_port else 0)
 
 
 def _learn(setup: Setup, ready: Ready, path: str) -> None:
@@ -147,7 +154,8 @@ def _prepare(setup: Setup) -> Ready:
         importlib.import_module("numpy.random")  # it comes at its first use, and payloads reseed it
     gc.freeze()  # what is here is never garbage: a fork's collections leave its pages alone
     compile("ready = 1", "<zygote>", "exec")  # the first one costs a millisecond, which no call should pay
-    return Ready(has_proc, os.getuid(), os.getgid(), seccomp.own_program() if setup.seccomp else b"", {})
+    filter_bytes = seccomp.own_program(has_tcp=setup.has_port) if setup.seccomp else b""
+    return Ready(has_proc, os.getuid(), os.getgid(), filter_bytes, {})
 
 
 def _isolate(drop_to: int | None) -> None:
