@@ -18,6 +18,8 @@ MAX_MESSAGE = 1 << 17
 """Of a job: arguments and environment."""
 WARM_SLOTS = min(2 * (os.cpu_count() or 1), 16)
 """Of each zygote: two processes each, which share most of its memory."""
+KEPT_SLOTS = 6 * WARM_SLOTS
+"""Of each zygote, at most: slots that serve one call after the other. (Not with a port: a network remembers.)"""
 _START = "import sys; sys.path.append(sys.argv[1]); from inside import zygote; zygote.main(int(sys.argv[2]))"
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
@@ -59,7 +61,8 @@ class Zygote:
             namespaces=layers.namespaces, landlock=layers.landlock, seccomp=layers.seccomp,
             uid=place.uid, root=str(root),
             episodes=str(place.episodes), readable=[*_interpreter(), *dict.fromkeys(packages), *kind.readable],
-            paths=[*dict.fromkeys(packages)], imports=list(kind.imports), warm=WARM_SLOTS, has_port=kind.has_port,
+            paths=[*dict.fromkeys(packages)], imports=list(kind.imports), warm=WARM_SLOTS,
+            kept=0 if kind.has_port else KEPT_SLOTS, has_port=kind.has_port,
         )  # fmt: skip
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:

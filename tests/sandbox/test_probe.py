@@ -4,9 +4,11 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import agentrt
 from agentrt.core.errors import SandboxFailure, UsageError
 from agentrt.sandbox.inside import landlock, seccomp
 from agentrt.sandbox.launcher import Launcher
@@ -47,16 +49,36 @@ def test_like_docker_there_is_landlock_and_the_report_says_why() -> None:
     assert "allow unprivileged user namespaces" in why[1]
 
 
+def as_a_user() -> list[str]:
+    """Before a command, for root: run it as a user with no rights, from whom no folder on the way to Python is closed.
+
+    Bubblewrap fakes a lack for users; root's limits and mounts are others.
+    """
+    if os.getuid():
+        return []
+    drop = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"]  # not nobody: all others look like that
+    needed = [Path(path).resolve() for path in (sys.base_prefix, sys.prefix, agentrt.__path__[0])]
+    closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
+    if not closed:
+        return drop
+    top = min(closed, key=lambda folder: len(folder.parts))
+    kept = [path for path in needed if top in path.parents]
+    between = sorted({folder for path in kept for folder in path.parents if top in folder.parents})
+    outer = ["bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--perms", "0755", "--tmpfs", str(top)]
+    outer += [arg for folder in between for arg in ("--perms", "0755", "--dir", str(folder))]
+    return [*outer, *(arg for path in kept for arg in ("--ro-bind", str(path), str(path))), *drop]
+
+
 fakes = pytest.mark.skipif(
-    os.getuid() == 0 or shutil.which("bwrap") is None,
-    reason="bubblewrap fakes a lack for users; root's limits and mounts are others",
+    shutil.which("bwrap") is None or (os.getuid() == 0 and shutil.which("setpriv") is None),
+    reason="bubblewrap fakes a lack, for users: root becomes one by setpriv",
 )
 
 
 @fakes
 @pytest.mark.skipif(landlock.abi() < landlock.SCOPES_ABI, reason="no Landlock to fall back on")
 def test_without_user_namespaces_there_is_landlock() -> None:
-    outer = ["bwrap", "--unshare-user", "--disable-userns", "--bind", "/", "/", "--dev", "/dev"]
+    outer = [*as_a_user(), "bwrap", "--unshare-user", "--disable-userns", "--bind", "/", "/", "--dev", "/dev"]
     level, *why = reported(*outer, sys.executable, "-c", REPORT)
     assert level == "L2"
     assert why[0].startswith("L3: unshare: ")
@@ -66,7 +88,8 @@ def test_without_user_namespaces_there_is_landlock() -> None:
 def test_with_a_masked_proc_there_are_namespaces_still(launcher: Launcher) -> None:
     if launcher.isolation.level is not Level.L3:
         pytest.skip("about namespaces")
-    outer = ["bwrap", "--unshare-user", "--bind", "/", "/", "--dev", "/dev", "--ro-bind", "/dev/null", "/proc/version"]
+    mask = ["--ro-bind", "/dev/null", "/proc/version"]
+    outer = [*as_a_user(), "bwrap", "--unshare-user", "--bind", "/", "/", "--dev", "/dev", *mask]
     assert reported(*outer, sys.executable, "-c", REPORT)[0] == "L3"
 
 

@@ -3,8 +3,12 @@
 By `marshal`, which both have, as they are the same interpreter: it is several times faster than JSON in a new process.
 """
 
+import json
 import marshal
+import os
+import socket
 import sys
+from contextlib import suppress
 from types import CodeType
 from typing import NamedTuple
 
@@ -15,6 +19,12 @@ STDIN, STDOUT, STDERR, REPLY = 0, 1, 2, 3
 MAX_MESSAGE = 1 << 20
 NUM_FDS = 5
 """With a job: the call's own socket, and a payload's."""
+NUM_HANDED = 2
+"""From a payload to its supervisor: the call's own socket, and the episode's folder."""
+GO = b"go"
+"""From a supervisor to its payload."""
+FOLDERS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""How a folder is opened that is only a place."""
 
 
 class Setup(NamedTuple):
@@ -38,6 +48,8 @@ class Setup(NamedTuple):
     """Imported before the first call."""
     warm: int
     """Slots that are ready for the next calls."""
+    kept: int
+    """Slots that serve one call after the other."""
     has_port: bool
     """Each call has a network of its own, with one TCP port to connect to: `Job.port`."""
 
@@ -105,14 +117,32 @@ def read_job(message: bytes) -> Job:
     return Job(argv, folder, environment, Limits(*limits), port)
 
 
-def compiled(setup: Setup, path: str) -> CodeType | None:
-    """The program at `path`, which a fork can run itself; None if it is none of those that the operator made readable:
-    what a model wrote is looked at by nobody but its own call.
+def is_shared(setup: Setup, path: str) -> bool:
+    """True for what the operator made readable for every call. What a model wrote is looked at by nobody but its own call."""
+    return any(path == name or path.startswith(f"{name}/") for name in setup.readable)
 
-    Raises `OSError`, `SyntaxError`, `ValueError`.
-    """
-    if not any(path == name or path.startswith(f"{name}/") for name in setup.readable):
-        return None
+
+def compiled(path: str) -> CodeType:
+    """The program at `path`, for a fork to run itself. Raises `OSError`, `SyntaxError`, `ValueError`."""
     with open(path, "rb") as file:
         code: CodeType = compile(file.read(), path, "exec", dont_inherit=True)
     return code
+
+
+def learn(setup: Setup, ready: Ready, path: str) -> None:
+    """Compile a program, if it is a shared one, for calls to come."""
+    if path not in ready.programs and is_shared(setup, path):
+        with suppress(OSError, SyntaxError, ValueError):  # the call itself finds out
+            ready.programs[path] = compiled(path)
+
+
+def refuse_one(control: socket.socket, why: str) -> bool:
+    """Tell the next job that it cannot run; False if there will be none."""
+    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
+    if not message:
+        return False
+    with socket.socket(fileno=fds[0]) as call, suppress(OSError):
+        call.send(json.dumps({"infra": why}).encode())
+    for fd in fds[1:]:
+        os.close(fd)
+    return True

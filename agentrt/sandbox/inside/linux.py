@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import struct
+from contextlib import suppress
 from typing import Final
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
@@ -24,7 +25,7 @@ MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV = 1, 2, 4
 CAP_DAC_READ_SEARCH = 2
 
 _SIGCHLD = 17
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_AT_FDCWD, _AT_RECURSIVE, _AT_EMPTY_PATH = -100, 0x8000, 0x1000
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_KEEPCAPS = 1, 4, 8
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
 _PR_CAP_AMBIENT_RAISE, _PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
@@ -32,7 +33,10 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _CAPABILITY_VERSION_3 = 0x2008_0522
 _CLONE_NUMBER = {"x86_64": 56, "aarch64": 220}
 _PIVOT_ROOT_NUMBER = {"x86_64": 155, "aarch64": 41}
-_MOUNT_SETATTR_NUMBER = 442
+_OPEN_TREE_NUMBER, _MOVE_MOUNT_NUMBER, _MOUNT_SETATTR_NUMBER, _OPENAT2_NUMBER = 428, 429, 442, 437
+_OPEN_TREE_CLONE, _MOVE_MOUNT_F_EMPTY_PATH = 1, 4
+_RESOLVE_PLAINLY = 0x01 | 0x02 | 0x04 | 0x08
+"""NO_XDEV, NO_MAGICLINKS, NO_SYMLINKS, BENEATH."""
 
 
 def syscall(name: str, number: int, *args: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
@@ -60,6 +64,15 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     """mount(2)."""
     arguments = (source.encode(), target.encode(), kind.encode() or None, ctypes.c_ulong(flags), data.encode() or None)
     _checked(f"mount {kind or source} at {target}", _LIBC.mount(*arguments))
+
+
+def bind(fd: int, target: str) -> None:
+    """Put what an open descriptor (O_PATH) is of, with all that is mounted below it, at `target`. Needs no /proc."""
+    tree = syscall("open_tree", _OPEN_TREE_NUMBER, fd, b"", _AT_EMPTY_PATH | _AT_RECURSIVE | _OPEN_TREE_CLONE)
+    try:
+        syscall("move_mount", _MOVE_MOUNT_NUMBER, tree, b"", _AT_FDCWD, target.encode(), _MOVE_MOUNT_F_EMPTY_PATH)
+    finally:
+        os.close(tree)
 
 
 def unmount(target: str) -> None:
@@ -123,6 +136,18 @@ def set_capabilities(bits: int) -> None:
 def sethostname(name: str) -> None:
     """Of the UTS namespace."""
     _checked("sethostname", _LIBC.sethostname(name.encode(), ctypes.c_size_t(len(name))))
+
+
+def open_beneath(folder: int, path: str, flags: int) -> int:
+    """openat2(2): `path` from `folder` on, through no link of any kind, nor out of it, nor into another mount."""
+    how = ctypes.create_string_buffer(struct.pack("=QQQ", flags | os.O_CLOEXEC, 0, _RESOLVE_PLAINLY), 24)
+    return syscall("openat2", _OPENAT2_NUMBER, folder, path.encode(errors="surrogateescape"), how, 24)
+
+
+def number_processes_from(pid: int) -> None:
+    """In the namespace of the caller, whose first process it is; not where the kernel was built without that."""
+    with suppress(OSError), open("/proc/sys/kernel/ns_last_pid", "wb", buffering=0) as file:
+        file.write(str(pid - 1).encode())
 
 
 def loopback_up() -> None:

@@ -5,6 +5,10 @@ What depends on no job is done before there is one.
 """
 
 import atexit
+import fcntl
+import gc
+import json
+import marshal
 import os
 import random
 import resource
@@ -13,30 +17,111 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from types import CodeType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from . import landlock, linux, root, seccomp, usage
-from .job import FOLDER, MAX_MESSAGE, NUM_FDS, REPLY, STDERR, STDIN, Job, Limits, Ready, Setup, compiled, read_job
+from .job import (
+    FOLDER,
+    FOLDERS,
+    GO,
+    MAX_MESSAGE,
+    NUM_FDS,
+    REPLY,
+    STDERR,
+    STDIN,
+    Job,
+    Limits,
+    Ready,
+    Setup,
+    compiled,
+    is_shared,
+    read_job,
+)  # fmt: skip
 
 STATUS = REPLY + 1
-"""Where a payload gets its job, and says why it could not start the tool; closed when it starts."""
+"""To the supervisor: where a payload hands over what that needs, and says why it could not start the tool; closed when it
+starts."""
 OPEN_FILES = 1024
 """The zygote's own limit, so that all that a payload must close is below it."""
+_BEHIND = STATUS + 1
+"""The first descriptor that a tool will not have."""
 
 
-def run(setup: Setup, ready: Ready, channel_fd: int) -> NoReturn:
-    """Make ready, wait for a job on the socket `channel_fd`, and become its tool. Never returns."""
-    rules = _make_ready(setup, channel_fd)
-    channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, fileno=STATUS)
-    message, fds, _, _ = socket.recv_fds(channel, MAX_MESSAGE, NUM_FDS - 1)
+def run(setup: Setup, ready: Ready, control_fd: int, events: int, channel_fd: int, episodes: int) -> NoReturn:
+    """Make ready, wait for a job on the socket `control_fd`, and become its tool. Never returns.
+
+    `events` is the zygote's, `channel_fd` the supervisor's, and `episodes` the folder that the episode's is in.
+    """
+    try:
+        failure, rules = "", _behind(_make_ready(setup))
+    except OSError as error:
+        failure, rules = linux.why(error), -1
+    with socket.socket(fileno=control_fd) as control:
+        message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
     if not message:
         os._exit(0)
-    channel.detach()
     job = read_job(message)
+    with socket.socket(fileno=fds[0]) as call:
+        try:
+            if failure:
+                raise OSError(0, failure)
+            path = job.program if job.program and is_shared(setup, job.program) else ""
+            os.write(events, b"\n" + os.fsencode(path))
+            _hand_over(
+                channel_fd, (tuple(job.limits), job.port, path), call, os.open(job.folder, FOLDERS, dir_fd=episodes)
+            )
+        except OSError as error:
+            with suppress(OSError):
+                call.send(json.dumps({"infra": linux.why(error)}).encode())
+            os._exit(1)
+    _take_places(channel_fd, fds[1:])
+    _become(setup, ready, job, rules)
+
+
+def _make_ready(setup: Setup) -> int:
+    """All that can be done without a job. The rules of Landlock so far, or -1."""
+    linux.die_with_parent(signal.SIGKILL)
+    os.setsid()
+    os.environ.clear()
+    random.seed()  # its state is the zygote's, and so is numpy's
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if setup.namespaces:
+        linux.set_capabilities(0)
+    if not setup.landlock:
+        return -1
+    if setup.namespaces:
+        return landlock.ruleset(setup.landlock, ["/"], ["/tmp", "/dev"])
+    readable = [*root.SYSTEM, *root.MERGED, *root.DEVICES, *setup.readable]
+    return landlock.ruleset(setup.landlock, readable, ["/dev/null", "/dev/zero", "/dev/full"])
+
+
+def _hand_over(channel_fd: int, needed: tuple[Any, ...], call: socket.socket, folder: int) -> None:
+    """Give the supervisor what it needs of a job, and wait until it is ready for that."""
+    channel = socket.socket(fileno=channel_fd)
+    socket.send_fds(channel, [marshal.dumps(needed)], [call.fileno(), folder])
+    if not channel.recv(len(GO)):
+        os._exit(1)
+    channel.detach()
+
+
+def _behind(fd: int) -> int:
+    """A copy that no descriptor of the tool's will be put on."""
+    return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _BEHIND) if fd >= 0 else fd
+
+
+def _take_places(channel_fd: int, fds: list[int]) -> None:
+    """The tool's descriptors, 0 to 3, and the supervisor's behind them; nothing else stays open for the tool."""
+    *ours, channel = map(_behind, (*fds, channel_fd))
+    for number, fd in enumerate(ours, STDIN):
+        os.dup2(fd, number)
+    os.dup2(channel, STATUS, inheritable=False)
+
+
+def _become(setup: Setup, ready: Ready, job: Job, rules: int) -> NoReturn:
     try:
-        for number, fd in enumerate(fds, STDIN):
-            os.dup2(fd, number)
         os.environ.update(job.environment)
         _limit(job.limits, 0 if setup.namespaces else usage.tasks(os.getuid()))
         _confine(setup, ready, job, rules)
@@ -49,41 +134,17 @@ def run(setup: Setup, ready: Ready, channel_fd: int) -> NoReturn:
         os.write(STATUS, f"{job.argv[0]}: cannot be started: {error.strerror}".encode())
         os._exit(127)
     os.close(STATUS)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.enable()
     os._exit(_execute(code, job.argv[3:]))
-
-
-def _make_ready(setup: Setup, channel_fd: int) -> int:
-    """All that can be done without a job. The rules of Landlock so far, or -1.
-
-    Of the descriptors, only `channel_fd` is kept, as STATUS; what a payload will have is taken, so that what comes with
-    the job comes behind.
-    """
-    linux.die_with_parent(signal.SIGKILL)
-    os.setsid()
-    os.dup2(channel_fd, STATUS, inheritable=False)
-    os.dup2(STDIN, REPLY)
-    os.closerange(STATUS + 1, OPEN_FILES)
-    os.environ.clear()
-    random.seed()  # its state is the zygote's, and so is numpy's
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
-    if setup.namespaces:
-        linux.set_capabilities(0)
-    linux.no_new_privileges()
-    if not setup.landlock:
-        return -1
-    if setup.namespaces:
-        return landlock.ruleset(setup.landlock, ["/"], ["/tmp", "/dev"])
-    readable = [*root.SYSTEM, *root.MERGED, *root.DEVICES, *setup.readable]
-    return landlock.ruleset(setup.landlock, readable, ["/dev/null", "/dev/zero", "/dev/full"])
 
 
 def _code(setup: Setup, ready: Ready, path: str | None) -> CodeType | None:
     """What this process can run itself; None if an interpreter has to be started."""
-    if path is None:
+    if path is None or not is_shared(setup, path):
         return None
     try:
-        return ready.programs.get(path) or compiled(setup, path)
+        return ready.programs.get(path) or compiled(path)
     except (OSError, SyntaxError, ValueError):
         return None
 

@@ -1,7 +1,8 @@
 """The file tree inside namespaces: a small read-only root, the episode's folder at /w, and memory-backed /tmp.
 
-`build` makes the part that all calls share, once; `enter` and `open_folder` give a call its own. Nothing of the host is
-there but what is named: no home, no /etc, no devices but the harmless ones, no process but the call's own.
+`build` makes the part that all calls share, once; `enter` a slot's own, once; `furnish` and `open_folder` a call's, which
+`clear` takes away. Nothing of the host is there but what is named: no home, no /etc, no devices but the harmless ones, no
+process but the call's own.
 """
 
 import os
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
 from . import linux
-from .job import EPISODES, FOLDER, Limits
+from .job import EPISODES, FOLDER, FOLDERS, Limits
 
 USER = 1000
 """The user and group that a call sees itself as."""
@@ -63,23 +64,34 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
     return has_proc
 
 
-def enter(has_proc: bool, readable: Iterable[str]) -> None:
-    """In the new namespaces of a call that is to come: its /proc, its /tmp, its /dev/shm, yet without a size."""
+def enter(has_proc: bool) -> int:
+    """In the new namespaces of a slot: its /proc, and no episode's folder any more but through the descriptor returned."""
     linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    with _kept(path for path in readable if path.startswith("/tmp/")):
-        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, "size=4k,mode=1777")
     if not (has_proc and _proc("/proc")):
         linux.mount("tmpfs", "/proc", "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
+    episodes = os.open(EPISODES, FOLDERS)
+    linux.mount(_OLD, EPISODES, flags=linux.MS_BIND)  # what is empty covers them
+    return episodes
+
+
+def furnish(readable: Iterable[str]) -> None:
+    """For one call that is to come: its /tmp and its /dev/shm, yet without a size."""
+    with _kept(path for path in readable if path.startswith("/tmp/")):
+        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, "size=4k,mode=1777")
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, "size=4k,mode=1777")
 
 
-def open_folder(folder: str, limits: Limits) -> None:
-    """The call has come: its episode's folder at /w, no other's anywhere, and /tmp of the size that it may have."""
-    linux.mount(f"{EPISODES}/{folder}", FOLDER, flags=linux.MS_BIND)
-    linux.mount(_OLD, EPISODES, flags=linux.MS_BIND)  # what is empty covers the others
+def open_folder(folder: int, limits: Limits) -> None:
+    """The call has come: its episode's folder at /w, and /tmp of the size that it may have."""
+    linux.bind(folder, FOLDER)
     for path, size in (("/tmp", limits.tmp_bytes), ("/dev/shm", min(_SHM_BYTES, limits.tmp_bytes))):
         linux.mount("tmpfs", path, "tmpfs", _SAFE | linux.MS_REMOUNT, f"nr_inodes={limits.inodes},size={size}")
-    os.chdir(FOLDER)
+
+
+def clear() -> None:
+    """The call has ended: undo `open_folder` and `furnish`."""
+    for path in (FOLDER, "/tmp", "/dev/shm"):
+        linux.unmount(path)
 
 
 def map_user(inside: int, uid: int, gid: int) -> None:
@@ -122,5 +134,5 @@ def _kept(paths: Iterable[str]) -> Iterator[None]:
     for path, fd in kept.items():
         if not os.path.exists(path):
             _mount_point(path, is_folder=are_folders[path])
-            linux.mount(f"/proc/self/fd/{fd}", path, flags=linux.MS_BIND | linux.MS_REC)
+            linux.bind(fd, path)
         os.close(fd)

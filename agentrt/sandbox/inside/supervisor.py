@@ -1,123 +1,158 @@
-"""A slot: made ready for one call, and then the parent of its processes: holds its limits, ends all of them, says how it
-went.
+"""A slot: made ready for a call, and then the parent of its processes: holds its limits, ends all of them, says how it went.
 
 Inside namespaces it is process 1 of the call: one signal ends all others, whatever they did to hide, and the kernel
 does the same should it die itself. Without namespaces it adopts every orphan of the call and kills until none is left.
 
 Two messages go to the runtime: an empty one when the tool is begun (with the socket that listens at the call's port, if it
-has one), and how it went, at the end. The call ends when its
-main process ends, when a limit is passed, or when the runtime closes its end of the socket.
+has one), and how it went, at the end. The call ends when its main process ends, when a limit is passed, or when the runtime
+closes its end of the socket.
+
+A slot may serve one call after the other. Nothing of one is there for the next: every process has ended, what was mounted
+for it is gone, and the job itself was only ever in the payload's memory; all that its supervisor learns of a job is numbers
+and descriptors. If anything of that fails, the slot ends instead.
 """
 
 import json
+import marshal
 import os
 import select
 import signal
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, suppress
 from typing import NoReturn
 
 from . import linux, payload, root, usage
-from .job import FOLDER, MAX_MESSAGE, NUM_FDS, Job, Ready, Setup, read_job
+from .job import FOLDERS, GO, NUM_HANDED, Limits, Ready, Setup, learn, refuse_one
 
 TICK_SECONDS = 0.05
 """Between two looks at what a call uses."""
 DISK_SECONDS = 0.25
 """As above, for the folder, which takes longer to look at."""
+IDLE = b"\nidle"
+"""To the zygote: ready for another call. When it has got one, a payload says a line break and the program's path."""
 _MAX_STATUS = 4096
 
 
-def run(setup: Setup, ready: Ready, control: socket.socket, taken: int) -> NoReturn:
-    """Make ready, wait for a job on `control`, say on `taken` that there was one, and run it. Never returns."""
+def run(setup: Setup, ready: Ready, control: socket.socket, events: int, calls: int) -> NoReturn:
+    """Make ready, serve that many of the jobs on `control`, and tell the zygote on `events`. Never returns."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    failure, main, channel = "", 0, control
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a first process gets only what it has a handler for
+    has_forked = False
     try:
-        main, channel = _make_ready(setup, ready, control)
+        episodes = _enter(setup, ready)
+        for _ in range(calls):
+            if has_forked and setup.namespaces:
+                root.clear()
+            main, channel = _fork_payload(setup, ready, control, events, episodes)
+            if has_forked:
+                os.write(events, IDLE)
+            has_forked = True
+            with channel:
+                _serve(setup, ready, main, channel)
     except OSError as error:
-        failure = linux.why(error)
-    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
-    if message:
-        control.close()
-        job = read_job(message)
-        os.write(taken, (job.program or "").encode())
-        os.close(taken)
-        call = socket.socket(fileno=fds[0])
-        try:
-            status = {"infra": failure} if failure else _run(setup, job, message, call, fds[1:], main, channel)
-        except OSError as error:
-            status = {"infra": linux.why(error)}
-        with suppress(OSError):  # the runtime has gone, or has no more interest
-            call.send(json.dumps(status).encode())
-    os._exit(0)
+        if not has_forked:
+            refuse_one(control, linux.why(error))
+    finally:
+        os._exit(0)
 
 
-def _make_ready(setup: Setup, ready: Ready, control: socket.socket) -> tuple[int, socket.socket]:
-    """All that can be done without a job; the payload's process, and the socket on which it waits for one."""
+def _fork_payload(
+    setup: Setup, ready: Ready, control: socket.socket, events: int, episodes: int
+) -> tuple[int, socket.socket]:
+    """The process of the next tool, which waits for its job, and the socket to it."""
     if setup.namespaces:
-        root.map_user(root.USER, ready.uid, ready.gid)
-        root.enter(ready.has_proc, setup.readable)
-        if setup.has_port:
-            linux.loopback_up()
-    else:
-        linux.adopt_orphans()
-    linux.set_dumpable(False)
+        root.furnish(setup.readable)
+        linux.number_processes_from(2)
     channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     main = os.fork() if setup.imports else linux.fork()  # what was imported may have hooks of its own
     if main == 0:
-        payload.run(setup, ready, theirs.detach())
+        payload.run(setup, ready, control.detach(), events, theirs.detach(), episodes)
     theirs.close()
     return main, channel
 
 
-def _run(
-    setup: Setup, job: Job, message: bytes, call: socket.socket, fds: list[int], main: int, channel: socket.socket
-) -> dict[str, object]:
-    folder, listener = f"{setup.episodes}/{job.folder}", list[int]()
+def _enter(setup: Setup, ready: Ready) -> int:
+    """All that is the same for every call of the slot. The folder of all episodes' folders, seen by nobody else."""
     if setup.namespaces:
-        root.open_folder(job.folder, job.limits)
-        folder = FOLDER
-        listener = [_listener(job.port)] if job.port else []
-        linux.no_new_privileges()
-        linux.set_capabilities(0)
-    call_tree = _Tree(main, is_alone=setup.namespaces, folder=folder, job=job)
-    socket.send_fds(channel, [message], fds)
-    for fd in fds:
-        os.close(fd)
-    try:
+        root.map_user(root.USER, ready.uid, ready.gid)
+        episodes = root.enter(ready.has_proc)
+        if setup.has_port:
+            linux.loopback_up()
+    else:
+        linux.adopt_orphans()
+        episodes = os.open(setup.episodes, FOLDERS)
+    linux.no_new_privileges()
+    linux.set_dumpable(False)
+    return episodes
+
+
+def _serve(setup: Setup, ready: Ready, main: int, channel: socket.socket) -> None:
+    """One call, whose payload is there: until no process of it is left. Ends the slot if that cannot be had."""
+    message, fds, _, _ = socket.recv_fds(channel, _MAX_STATUS, NUM_HANDED)
+    if not message:  # it got no job, or could not use it
+        os._exit(0)
+    limits, port, program = marshal.loads(message)
+    with socket.socket(fileno=fds[0]) as call:
+        try:
+            status = _run(setup, Limits(*limits), port, call, fds[1], main, channel)
+        except OSError as error:
+            status = {"infra": linux.why(error)}
+        with suppress(OSError):  # the runtime has gone, or has no more interest
+            call.send(json.dumps(status).encode())
+    os.close(fds[1])
+    if "infra" in status:
+        os._exit(0)
+    learn(setup, ready, program)
+
+
+def _run(
+    setup: Setup, limits: Limits, port: int, call: socket.socket, folder: int, main: int, channel: socket.socket
+) -> dict[str, object]:
+    tree = _Tree(main, is_alone=setup.namespaces, folder=folder, limits=limits)
+    with ExitStack() as opened:
+        listeners = [opened.enter_context(socket.create_server(("127.0.0.1", port)))] if port else []
+        if setup.namespaces:
+            root.open_folder(folder, limits)
+        channel.send(GO)
         with suppress(BrokenPipeError):  # the runtime has gone: watching finds that too
-            socket.send_fds(call, [b"{}"], listener)
-        for fd in listener:  # the runtime takes its connections
-            os.close(fd)
-        why = call_tree.watch(call)
+            socket.send_fds(call, [b"{}"], [each.fileno() for each in listeners])
+    try:
+        why = tree.watch(call)
     finally:
-        call_tree.end()
+        tree.end()
     failure = channel.recv(_MAX_STATUS).decode(errors="replace")
     if failure:
         return {"infra": failure}
-    return {"code": call_tree.code, "why": why, "cpu_seconds": usage.cpu_seconds(())}
-
-
-def _listener(port: int) -> int:
-    """A socket that listens at the one port of the call's own network."""
-    return socket.create_server(("127.0.0.1", port)).detach()
+    return {"code": tree.code, "why": why, "cpu_seconds": tree.cpu_seconds(())}
 
 
 class _Tree:
     """All processes of one call."""
 
-    def __init__(self, main: int, *, is_alone: bool, folder: str, job: Job) -> None:
-        self._main, self._is_alone, self._folder, self._limits = main, is_alone, folder, job.limits
+    def __init__(self, main: int, *, is_alone: bool, folder: int, limits: Limits) -> None:
+        self._main, self._is_alone, self._folder, self._limits = main, is_alone, folder, limits
+        self._cpu_before = usage.cpu_seconds(())
         used = usage.disk(folder, 1 << 62, self._limits.inodes)
         # a call that finds the folder too full may make room
         self._max_disk, self._max_inodes = max(self._limits.disk_bytes, used[0]), max(self._limits.inodes, used[1])
         self.code: int | None = None
         """How the main process ended: its exit code, or minus the signal; None while it runs."""
 
+    def cpu_seconds(self, pids: Iterable[int]) -> float:
+        """Of the call: what its ended processes have used, and those of `pids`."""
+        return usage.cpu_seconds(pids) - self._cpu_before
+
     def watch(self, call: socket.socket) -> str:
         """Wait for the end of the call; why it has to be ended, or nothing if the main process ended by itself."""
         pidfd = os.pidfd_open(self._main)
+        try:
+            return self._watch(call, pidfd)
+        finally:
+            os.close(pidfd)
+
+    def _watch(self, call: socket.socket, pidfd: int) -> str:
         poller = select.poll()
         poller.register(call, select.POLLIN)
         poller.register(pidfd, select.POLLIN)
@@ -139,7 +174,9 @@ class _Tree:
         """Kill and reap every process."""
         if self._is_alone:
             with suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
+                while True:  # until there is nobody to kill
+                    os.kill(-1, signal.SIGKILL)
+                    self._reap(0)
             self._reap(0)
             return
         while self._reap(os.WNOHANG):
@@ -152,7 +189,7 @@ class _Tree:
         pids = list(self._pids())
         if usage.memory_bytes(pids, self._limits.memory_bytes) > self._limits.memory_bytes:
             return "memory"
-        return "cpu" if usage.cpu_seconds(pids) > self._limits.cpu_seconds else ""
+        return "cpu" if self.cpu_seconds(pids) > self._limits.cpu_seconds else ""
 
     def _over_disk(self) -> str:
         used, entries = usage.disk(self._folder, self._max_disk, self._max_inodes)

@@ -6,6 +6,8 @@ import stat
 from collections.abc import Iterable
 from contextlib import suppress
 
+from . import linux
+
 _TICK = os.sysconf("SC_CLK_TCK")
 _BLOCK = 512
 _MAX_PATH = 3800
@@ -44,38 +46,50 @@ def memory_bytes(pids: Iterable[int], limit: int) -> int:
     return total if total <= limit else sum(_proportional(pid) or _resident(pid) for pid in pids)
 
 
-def disk(folder: str, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
-    """Bytes and entries beneath `folder`; counting ends soon after a limit is passed.
+def disk(folder: int, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
+    """Bytes and entries beneath an open `folder`; counting ends soon after a limit is passed.
 
-    A tree so deep that it cannot be counted is over the limit of entries: what is down there is hidden.
+    What a folder is may change while it is looked at: no link is followed, to nowhere. A tree so deep that it cannot be counted
+    is over the limit of entries: what is down there is hidden.
     """
-    total, entries, folders = 0, 0, [folder]
+    total, entries, folders = 0, 0, ["."]
     while folders and total <= bytes_limit and entries <= inodes_limit:
         path = folders.pop()
         if len(os.fsencode(path)) > _MAX_PATH:
             return total, inodes_limit + 1
-        for entry in _entries(path):
-            with suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                total, entries = total + status.st_blocks * _BLOCK, entries + 1
-                if stat.S_ISDIR(status.st_mode):
-                    folders.append(entry.path)
+        for name, status in _entries(folder, path):
+            total, entries = total + status.st_blocks * _BLOCK, entries + 1
+            if stat.S_ISDIR(status.st_mode):
+                folders.append(f"{path}/{name}")
     return total, entries
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
+def _entries(folder: int, path: str) -> list[tuple[str, os.stat_result]]:
     """What is in a folder, also in one that its owner has closed to hide it."""
+    found: list[tuple[str, os.stat_result]] = []
+    with suppress(OSError):  # it has gone
+        place = linux.open_beneath(folder, path, os.O_PATH | os.O_DIRECTORY)
+        try:
+            listed = _open_listed(place)
+            try:
+                for name in os.listdir(listed):
+                    with suppress(OSError):
+                        found.append((name, os.stat(name, dir_fd=listed, follow_symlinks=False)))
+            finally:
+                os.close(listed)
+        finally:
+            os.close(place)
+    return found
+
+
+def _open_listed(place: int) -> int:
+    """The folder at the descriptor `place`, to be listed."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
-        with os.scandir(folder) as found:
-            return list(found)
+        return os.open(".", flags, dir_fd=place)
     except PermissionError:
-        with suppress(OSError):
-            os.chmod(folder, 0o700)
-            with os.scandir(folder) as found:
-                return list(found)
-    except OSError:
-        pass
-    return []
+        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        return os.open(".", flags, dir_fd=place)
 
 
 def _resident(pid: int) -> int:

@@ -1,10 +1,10 @@
 """The zygote: a small process that has everything loaded and forks the slots that calls run in.
 
 It is started once by the runtime, on one end of a socket. The first message sets it up; every other one is a job, with
-five descriptors: the call's own socket, standard input, output, error and reply. A **slot** (`supervisor`) is made ready
-before its job comes: all slots wait on the socket, whichever gets a job runs it, and the zygote makes the next one. So
-what a call has to wait for is only what differs from call to call. If the set-up failed, every job is told why. The
-zygote holds no secret: its environment is empty, and it never reads a file of the user's.
+five descriptors: the call's own socket, standard input, output, error and reply. A **slot** (a `supervisor` and its
+`payload`) is made ready before its job comes: all payloads wait on the socket, whichever gets a job runs it, and the zygote
+sees to it that enough are waiting. So what a call has to wait for is only what differs from call to call. If the set-up
+failed, every job is told why. The zygote holds no secret: its environment is empty, and it never reads a file of the user's.
 
 With namespaces it is process 1 of one of its own, so whatever ends it ends all its calls. When the runtime is gone its
 calls see that by themselves, and it leaves after the last one.
@@ -12,7 +12,6 @@ calls see that by themselves, and it leaves after the last one.
 
 import gc
 import importlib
-import json
 import os
 import resource
 import select
@@ -22,7 +21,7 @@ import sys
 from contextlib import suppress
 
 from . import linux, payload, root, seccomp, supervisor
-from .job import MAX_MESSAGE, NUM_FDS, Ready, Setup, compiled, read_setup
+from .job import MAX_MESSAGE, Ready, Setup, learn, read_setup, refuse_one
 
 STANDARD = (
     "ast", "bisect", "calendar", "collections", "contextlib", "copy", "dataclasses", "datetime", "decimal", "enum", "fractions",
@@ -34,7 +33,10 @@ hashlib, subprocess, tempfile and a dozen like them a call took a seventh longer
 _NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID | linux.CLONE_NEWNS | linux.CLONE_NEWIPC
 """Of each call. It shares the zygote's network, which has no way out (a call with a port has its own), and its host name,
 which none may change."""
-_MAX_PATH = 4096
+CALLS_OF_KEPT = 1000
+"""Of a slot that is kept; then another one is."""
+_MAX_SAID = 65_536
+"""What a pipe holds."""
 
 
 def main(control_fd: int) -> None:
@@ -55,37 +57,49 @@ def main(control_fd: int) -> None:
 def _keep_warm(setup: Setup, control: socket.socket, ready: Ready) -> None:
     """Have slots ready until the runtime has closed its end and every job that it sent is taken.
 
-    A slot's pipe ends, with the path of the program or without, when a job has come; and if the slot has died.
+    What a slot writes to its pipe says that it has got a job, and with which program, or that it is ready again. The pipe ends
+    with the slot.
     """
-    slots, poller = set[int](), select.poll()
+    waiting, kept, poller = set[int](), set[int](), select.poll()
     poller.register(control, 0)  # its end only
     is_closing = False
     while not (is_closing and _is_drained(control)):
-        while len(slots) < setup.warm:
+        while len(waiting) < setup.warm:
+            is_kept = len(kept) < setup.kept
             try:
-                slot = _fork_slot(setup, control, ready)
+                slot = _fork_slot(setup, control, ready, CALLS_OF_KEPT if is_kept else 1)
             except OSError as error:
-                if not _refuse_one(control, linux.why(error)):
+                if not refuse_one(control, linux.why(error)):
                     return
             else:
-                slots.add(slot)
+                waiting.add(slot)
                 poller.register(slot, select.POLLIN)
+                if is_kept:
+                    kept.add(slot)
         for fd, _ in poller.poll():
-            poller.unregister(fd)
-            if fd in slots:
-                slots.remove(fd)
-                _learn(setup, ready, os.read(fd, _MAX_PATH).decode())
-                os.close(fd)
-            else:
+            if fd == control.fileno():
+                poller.unregister(fd)
                 is_closing = True
+                continue
+            said = os.read(fd, _MAX_SAID)
+            for path in map(os.fsdecode, said.split(b"\n")):
+                learn(setup, ready, path)
+            if said.endswith(supervisor.IDLE):
+                waiting.add(fd)
+                continue
+            waiting.discard(fd)
+            if not said or fd not in kept:
+                kept.discard(fd)
+                poller.unregister(fd)
+                os.close(fd)
 
 
-def _fork_slot(setup: Setup, control: socket.socket, ready: Ready) -> int:
-    """One more slot: the end of its pipe."""
+def _fork_slot(setup: Setup, control: socket.socket, ready: Ready, calls: int) -> int:
+    """One more slot, for so many calls: the end of its pipe."""
     reading, writing = os.pipe()
     try:
         if linux.fork(_namespaces(setup)) == 0:
-            supervisor.run(setup, ready, control, writing)
+            supervisor.run(setup, ready, control, writing, calls)
     except OSError:
         os.close(reading)
         raise
@@ -100,15 +114,6 @@ def _namespaces(setup: Setup) -> int:
     return _NAMESPACES | (linux.CLONE_NEWNET if setup.has_port else 0)
 
 
-def _learn(setup: Setup, ready: Ready, path: str) -> None:
-    """Compile the program of a call for those to come."""
-    if path and path not in ready.programs:
-        with suppress(OSError, SyntaxError, ValueError):  # the call itself finds out
-            code = compiled(setup, path)
-            if code is not None:
-                ready.programs[path] = code
-
-
 def _is_drained(control: socket.socket) -> bool:
     """True if the runtime has closed its end and no job is left."""
     with suppress(BlockingIOError):
@@ -118,20 +123,8 @@ def _is_drained(control: socket.socket) -> bool:
 
 def _refuse(control: socket.socket, why: str) -> None:
     """Tell every job that it cannot run."""
-    while _refuse_one(control, why):
+    while refuse_one(control, why):
         pass
-
-
-def _refuse_one(control: socket.socket, why: str) -> bool:
-    """Tell the next job that it cannot run; False if there will be none."""
-    message, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE, NUM_FDS)
-    if not message:
-        return False
-    with socket.socket(fileno=fds[0]) as call, suppress(OSError):
-        call.send(json.dumps({"infra": why}).encode())
-    for fd in fds[1:]:
-        os.close(fd)
-    return True
 
 
 def _prepare(setup: Setup) -> Ready:
@@ -153,6 +146,7 @@ def _prepare(setup: Setup) -> Ready:
     if "numpy" in sys.modules:
         importlib.import_module("numpy.random")  # it comes at its first use, and payloads reseed it
     gc.freeze()  # what is here is never garbage: a fork's collections leave its pages alone
+    gc.disable()  # and until there is a tool, nothing is
     compile("ready = 1", "<zygote>", "exec")  # the first one costs a millisecond, which no call should pay
     filter_bytes = seccomp.own_program(has_tcp=setup.has_port) if setup.seccomp else b""
     return Ready(has_proc, os.getuid(), os.getgid(), filter_bytes, {})
