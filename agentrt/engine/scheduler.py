@@ -134,10 +134,12 @@ def _admit(
 ) -> tuple[list[Chunk], int, int]:
     """Waiting sequences that fit beside what runs, now and by forecast, and what the first left out lacks and must respect.
 
-    One that does not fit stops the line, so that nobody overtakes it for ever. A new sequence of a group whose prompt is
-    being computed waits for it: it will find that prompt in the prefix cache.
+    One that does not fit stops the line, so that nobody overtakes it for ever; but for those that have their pages, which it
+    would not get. A new sequence of a group whose prompt is being computed waits for it: it will find that prompt in the
+    prefix cache.
     """
     admitted: list[Chunk] = []
+    refused: tuple[int, int] | None = None
     together = list(running)
     in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in waiting:
@@ -145,10 +147,13 @@ def _admit(
             break
         if demand.group and demand.group in in_prefill and demand.computed == 0:
             continue
+        if refused and not demand.pages:
+            continue
         expected = _back_before(_growth(demand, left.rows), returning) if together else []
         lacking = _forecast([*together, demand], expected, left.rows, capacity) - capacity.pages
         if lacking > 0:
-            return admitted, lacking, len(expected)
+            refused = refused or (lacking, len(expected))
+            continue
         count = _chunk(demand, left)
         if not count:
             break
@@ -156,7 +161,7 @@ def _admit(
         admitted.append(Chunk(demand.slot, count))
         together.append(demand)
         in_prefill.add(demand.group)
-    return admitted, 0, 0
+    return admitted, *(refused or (0, 0))
 
 
 def _growth(demand: Demand, rows: float) -> Growth:

@@ -193,3 +193,11 @@ def test_what_happens_after_a_newcomers_end_is_no_reason_to_keep_it_waiting() ->
     assert plan_step(running, newcomer, capacity(pages=6), [soon, late]) == Plan(
         [Chunk(0, 1)], [], lacking=2, num_expected=1
     )
+
+
+def test_one_that_has_its_pages_is_not_held_up_by_one_that_lacks_them() -> None:
+    """The first two lack 22 pages each; the third has three, and needs no more than three others as it grows."""
+    running, first = [demand(3, 13, 12)], demand(0, 80)
+    plan = plan_step(running, [first, demand(1, 80), demand(2, 13, 12)], capacity(pages=8))
+    assert plan.admitted == [Chunk(2, 1)]
+    assert plan.lacking == plan_step(running, [first], capacity(pages=8)).lacking == 17

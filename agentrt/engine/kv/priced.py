@@ -31,7 +31,7 @@ HOLDS = (0.05, 0.2, 1.0, 5.0, 30.0)
 NEXT_HOLD = HOLDS[0]
 LAST_MEMBER = 1.0
 """How much more it costs to give up the last member of a group: the whole group waits for it. Shared by those left."""
-ENTER, STAY = 0.7, 0.9
+ENTER, STAY = 0.95, 1.2
 """Of the ids that fit the pool, at most, in conversations that are at work or will be soon: for one to come in without KV, and
 for one to go on with what it has. Between the two nobody goes in and out."""
 SOON = 2.0

@@ -7,6 +7,7 @@ restored to the wrong place changes what is sampled, and is seen by comparing wi
 import itertools
 import random
 from collections.abc import Callable
+from collections.abc import Sequence as List
 
 import pytest
 
@@ -16,6 +17,8 @@ from agentrt.core.tokens import Tokens
 from agentrt.engine.kv import cache as kv_cache
 from agentrt.engine.kv.evict import evict
 from agentrt.engine.kv.lease import IllegalMoveError, Lease, State
+from agentrt.engine.kv.policy import Inside, LeaseView, PoolView
+from agentrt.engine.kv.priced import Priced
 from agentrt.engine.kv.radix import HOST
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore, StallError
@@ -516,6 +519,59 @@ def test_parked_kv_comes_back_as_soon_as_there_is_room() -> None:
     for talk, start in ((a, 0), (b, 3)):
         talk.turn([1])
         assert talk.said == unlimited([prompt(start, 9), [1]])
+
+
+def test_on_a_full_host_copies_of_what_the_device_has_make_way() -> None:
+    """The host has six pages, and five of them hold what A, who is back, has on the device."""
+    core = make_core(16, 6)
+    a, b = Talk(core), Talk(core)
+    a.turn(prompt(0))
+    park(a)
+    a.turn([1, 1])
+    b.turn(prompt(3))
+    park(b)
+    assert states(a, b) == [State.CACHED, State.PARKED]
+    b.turn([2, 2])
+    a.turn([4, 4])
+    assert a.said == unlimited([prompt(0), [1, 1], [4, 4]])
+    assert b.said == unlimited([prompt(3), [2, 2]])
+
+
+class FirstOnly(Priced):
+    """Lets in whoever comes first."""
+
+    def inside(self, leases: List[LeaseView], pool: PoolView) -> Inside:
+        return Inside(leases[0].rank, leases[0].rank)
+
+
+def test_on_a_full_host_those_outside_make_way() -> None:
+    core = make_core(32, 6)
+    core.cache.policy = FirstOnly()
+    a, b = Talk(core), Talk(core)
+    a.turn(prompt(0))
+    b.turn(prompt(3))
+    park(b)
+    assert not core.cache.is_inside(b.lease)
+    park(a)
+    assert states(a, b) == [State.PARKED, State.DROPPED]
+    b.turn([2, 2])
+    assert b.said == unlimited([prompt(3), [2, 2]])
+
+
+def test_those_outside_wait_while_somebody_runs() -> None:
+    core = make_core(32)
+    core.cache.policy = FirstOnly()
+    a, b = Talk(core), Talk(core)
+    first = a.ask(prompt(0), 6)
+    core.step()
+    second = b.ask(prompt(3), 2)
+    for _ in range(4):
+        core.step()
+    assert (first.num_sampled, second.num_sampled) == (5, 0)
+    core.step()
+    assert first.is_finished
+    drain(core)
+    assert second.num_sampled == 2, "nobody runs, so they may"
 
 
 def test_siblings_share_one_copy_on_the_host() -> None:
