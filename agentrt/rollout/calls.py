@@ -18,6 +18,7 @@ from agentrt.core.records import CallRecord
 from agentrt.env.chat.message import ToolCall
 from agentrt.env.tool import Tool
 from agentrt.rollout.outlook import Outlook
+from agentrt.sandbox.relay import Address
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import Terms
@@ -39,8 +40,10 @@ class ToolRunner(Protocol):
         terms: Terms,
         queued: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
+        outside: Address | None = None,
     ) -> ToolResult:
-        """One call. If it is not `queued`, it needs no place among the tools that run: graders have permits of their own."""
+        """One call. If it is not `queued`, it needs no place among the tools that run: graders have permits of their own.
+        `outside` is the one address that it can reach."""
 
     def fork(self) -> "ToolRunner":
         """One whose files start as this one's are now, for a fork of the conversation. The caller enters and leaves it."""

@@ -9,7 +9,7 @@ import msgspec
 from agentrt.core import clock, seeds
 from agentrt.core.errors import SandboxFailure, attributed_to
 from agentrt.core.protocol import Completion, Session, SessionHints
-from agentrt.core.records import CallRecord, StopReason
+from agentrt.core.records import BranchRecord, CallRecord, StopReason
 from agentrt.env.chat.message import Message, Turn
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
@@ -50,8 +50,9 @@ class Episode:
     """Implements `agentrt.env.environment.Episode`. A context manager: leaving it closes the sessions of its agents."""
 
     __slots__ = (
-        "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "kv", "metrics", "peers", "phase",
-        "phase_since", "runner", "seed", "setup", "started", "state", "stop_reason", "task", "timing", "tool_name",
+        "_adopted", "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "kv", "metrics",
+        "peers", "phase", "phase_since", "runner", "seed", "setup", "started", "state", "stop_reason", "task", "timing",
+        "tool_name",
     )  # fmt: skip
 
     def __init__(
@@ -66,6 +67,7 @@ class Episode:
         self.timing = Timing()
         self.kv = KVCosts()
         self._agents: dict[str, Agent] = {}
+        self._adopted: list[BranchRecord] = []
         self._calls: list[CallRecord] = []
         self._given: float | None = None
         self._seen: set[tuple[str, bytes]] = set()
@@ -109,6 +111,18 @@ class Episode:
     def agents(self) -> Sequence[Agent]:
         """All agents, in the order they were opened."""
         return list(self._agents.values())
+
+    def branches(self) -> list[BranchRecord]:
+        """Every branch as it is stored."""
+        own = [agent for agent in self.agents if len(agent.tokens) or not self._adopted]
+        return [*self._adopted, *(agent.record() for agent in own)]
+
+    def adopt(self, branches: Sequence[BranchRecord], messages: Sequence[Message], last_turn: Turn | None) -> None:
+        """Take over what was said by way of an endpoint: `branches`, and what the main agent heard and said last."""
+        if len(self.main.tokens):
+            raise ValueError("the main agent has sampled; a program's turns cannot be put in the place of its own")
+        self._adopted = list(branches)
+        self.main.messages[:], self.main.last_turn = messages, last_turn
 
     @property
     def calls(self) -> Sequence[CallRecord]:

@@ -63,7 +63,7 @@ class Finished:
             reward_reason=EPISODE_FAILED if failed else scores.reason,
             rewards=scores.rewards,
             metrics=episode.counts() | metrics,
-            branches=[agent.record() for agent in episode.agents],
+            branches=episode.branches(),
             messages=[msgspec.to_builtins(message) for message in episode.main.messages] if episode.agents else [],
             calls=list(episode.calls),
             timing={

@@ -9,7 +9,7 @@
 
 import hmac
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,22 +53,21 @@ class Served:
 
     def app(self) -> Starlette:
         """The ASGI application."""
-        both: list[Route] = []
-        for prefix in ("", "/sessions/{session}"):
-            both += [
-                Route(f"{prefix}/v1/chat/completions", Generate(self, ChatRequest), methods=["POST"]),
-                Route(f"{prefix}/v1/completions", Generate(self, TextRequest), methods=["POST"]),
-                Route(f"{prefix}/v1/models", self._models),
-            ]
         own = [
             Route("/sessions/{session}", self._session, methods=["GET", "DELETE"]),
             Route("/sessions/{session}/reward", self._reward, methods=["POST"]),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        return Starlette(
-            routes=[*both, *own], exception_handlers={AgentrtError: _refused}, middleware=[Middleware(_Limit)]
-        )
+        return application([*self.openai_routes(), *self.openai_routes("/sessions/{session}"), *own])
+
+    def openai_routes(self, prefix: str = "") -> list[Route]:
+        """OpenAI's endpoints."""
+        return [
+            Route(f"{prefix}/v1/chat/completions", Generate(self, ChatRequest), methods=["POST"]),
+            Route(f"{prefix}/v1/completions", Generate(self, TextRequest), methods=["POST"]),
+            Route(f"{prefix}/v1/models", self._models),
+        ]
 
     def session_of(self, request: Request) -> str:
         """The session that a request is for, empty for none; `BadRequest` if its key does not open it."""
@@ -164,6 +163,11 @@ class Generate:
                 with_usage = request.stream_options is not None and request.stream_options.include_usage
                 await stream_reply(generation, out.event, with_usage=with_usage)
                 await out.end()
+
+
+def application(routes: Sequence[Route]) -> Starlette:
+    """Routes with the limit on bodies, and errors in OpenAI's form."""
+    return Starlette(routes=routes, exception_handlers={AgentrtError: _refused}, middleware=[Middleware(_Limit)])
 
 
 class _Limit:

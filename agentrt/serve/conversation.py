@@ -7,12 +7,13 @@ next request goes on from where that turn began.
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import Protocol
 
 from anyio import get_cancelled_exc_class
 
 from agentrt.core import seeds
 from agentrt.core.errors import EngineFailure, RequestError
-from agentrt.core.protocol import Completion, Engine, Session, SessionHints
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, Session, SessionHints
 from agentrt.core.records import BranchRecord, Fork, Rewrite, TurnRecord, branch_record
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Tokens
@@ -26,6 +27,19 @@ CLIENT = "client"
 """What a session pauses for between two requests."""
 CLIENT_ABORT = "client_abort"
 """`finish_reason` of a turn whose client went away."""
+
+
+class Sessions(Protocol):
+    """What serving needs of an `agentrt.core.protocol.Engine`."""
+
+    @property
+    def info(self) -> EngineInfo: ...
+
+    def session(
+        self, *, seed: int | None = None, salt: str = "", hints: SessionHints = SessionHints(), turn: int = 0
+    ) -> Session: ...
+
+    def statistics(self) -> EngineStatistics: ...
 
 
 class Branch:
@@ -117,7 +131,7 @@ class OpenTurn:
 class Conversation:
     """A context manager: leaving it closes its branches."""
 
-    def __init__(self, engine: Engine, renderer: Family, *, seed: int, name: str = "", turn: int = 0) -> None:
+    def __init__(self, engine: Sessions, renderer: Family, *, seed: int, name: str = "", turn: int = 0) -> None:
         self.engine, self.renderer, self.seed, self.name, self._turn = engine, renderer, seed, name, turn
         self.branches: dict[str, Branch] = {}
         self._num_opened = 0

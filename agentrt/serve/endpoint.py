@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import anyio
 
 from agentrt.core.errors import AgentrtError
-from agentrt.core.protocol import Engine
 from agentrt.env.chat.renderer import Family
 from agentrt.serve.choice import Choice, Delta
-from agentrt.serve.conversation import Conversation, OpenTurn
+from agentrt.serve.conversation import Conversation, OpenTurn, Sessions
 from agentrt.serve.messages import to_choice, to_messages, to_tools
 from agentrt.serve.replies import ChatForm, Envelope, Form, TextForm, encoded, usage
 from agentrt.serve.requests import BadRequest, ChatRequest, GenerationRequest, TextRequest, sampling_params
@@ -33,7 +32,7 @@ class Generation(NamedTuple):
 class Endpoint:
     """Borrows the engine. `room`: ids that a prompt and its turn may have together."""
 
-    def __init__(self, engine: Engine, renderer: Family, *, model: str, room: int) -> None:
+    def __init__(self, engine: Sessions, renderer: Family, *, model: str, room: int) -> None:
         self.engine, self.renderer, self.model, self.room = engine, renderer, model, room
         self.tokenizer = renderer.tokenizer
 

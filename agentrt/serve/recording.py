@@ -12,10 +12,9 @@ import anyio
 import msgspec
 
 from agentrt.core import clock, seeds
-from agentrt.core.protocol import Engine
 from agentrt.core.records import EpisodeRecord, Score, StopReason
 from agentrt.env.chat.renderer import Family
-from agentrt.serve.conversation import Conversation
+from agentrt.serve.conversation import Conversation, Sessions
 from agentrt.serve.requests import BadRequest
 
 IDLE_SECONDS = 3600.0
@@ -55,7 +54,13 @@ class Recordings:
     """A context manager: leaving it ends every session. `write` is given each record."""
 
     def __init__(
-        self, engine: Engine, renderer: Family, write: Callable[[EpisodeRecord], None], *, seed: int, max_sessions: int
+        self,
+        engine: Sessions,
+        renderer: Family,
+        write: Callable[[EpisodeRecord], None],
+        *,
+        seed: int,
+        max_sessions: int,
     ) -> None:
         self._engine, self._renderer, self._write = engine, renderer, write
         self._seed, self._max_sessions = seed, max_sessions

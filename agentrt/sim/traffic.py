@@ -23,6 +23,7 @@ from agentrt.env.chat.renderer import Shown, ToolDescription
 from agentrt.env.environment import Agent, Environment
 from agentrt.env.task import Task
 from agentrt.env.tool import Tool
+from agentrt.sandbox.relay import Address
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import Terms
@@ -177,7 +178,7 @@ class TrafficRunner:
 
     async def call(
         self, argv: Sequence[str], request: Any, *, seconds: float, terms: Terms, queued: bool = True,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[Progress], None] | None = None, outside: Address | None = None,
     ) -> ToolResult:  # fmt: skip
         taken = min(request["seconds"], seconds)
         if self._foretells and on_progress is not None:

@@ -8,6 +8,7 @@ import anyio
 
 from agentrt.core import clock
 from agentrt.env.tool import Tool
+from agentrt.sandbox.relay import Address
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
@@ -52,6 +53,7 @@ class FakeSandbox:
         terms: Terms = DEFAULT_TERMS,
         queued: bool = True,
         on_progress: Callable[[Progress], None] | None = None,
+        outside: Address | None = None,
     ) -> ToolResult:
         (name,) = argv
         self.calls.append((name, request))

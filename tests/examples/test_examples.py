@@ -18,6 +18,8 @@ from agentrt.rollout.resume import Ledger
 from agentrt.rollout.run import run
 from agentrt.rollout.setup import Setup
 from agentrt.rollout.sink import RunFolder
+from agentrt.sandbox.level import Level
+from agentrt.sandbox.probe import shared
 from agentrt.testing import MemorySink, ScriptedEngine, called, said, stage
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -41,7 +43,7 @@ def played(environment: Environment, engine: ScriptedEngine, *, members: int) ->
 
 
 def test_they_are_short() -> None:
-    assert len(SHORT) == 5
+    assert len(SHORT) == 6
     assert {
         path.name: len(path.read_text().splitlines()) for path in SHORT if len(path.read_text().splitlines()) >= 60
     } == {}
@@ -55,6 +57,27 @@ def test_own_tool_keeps_its_state_in_the_episodes_folder() -> None:
     _, roll, total = record.calls
     assert sum(map(int, roll.result.split())) == int(total.result)
     assert {name: part.score for name, part in record.rewards.items()} == {"right": 0.0, "rolled": 1.0}
+
+
+def test_a_black_box_reaches_its_endpoint_with_openais_client() -> None:
+    pytest.importorskip("openai")
+    if shared().isolation.level is not Level.L3:
+        pytest.skip("a program reaches its endpoint at L3 only")
+    environment = registry.load(str(EXAMPLES / "black_box.py"))
+    turns = [called("calculator", '{"expression": "2 + 3"}'), "Answer: 5"]
+    records = played(environment, ScriptedEngine([said(turn) for turn in turns]), members=2)
+    assert [(record.status, record.error) for record in records] == [("ok", None)] * 2
+    for record in records:
+        assert [(one["role"], one["content"]) for one in record.messages[2:]] == [
+            ("assistant", ""),
+            ("tool", "5"),
+            ("assistant", "Answer: 5"),
+        ]
+        [branch] = record.branches
+        assert [branch.token_ids[turn.start : turn.end].tolist() for turn in branch.turns] == [
+            said(turn) for turn in turns
+        ]
+        assert record.rewards["correct"].score in (0.0, 1.0)
 
 
 def test_two_agents_are_two_branches_scored_as_a_group() -> None:
