@@ -9,6 +9,9 @@ know the same: their own requests and what each reply says, never a server's cac
 believed to be there from then on. Printed: episodes an hour between the first third of the ends and the last, for each
 traffic and rule, the median of 3 seeds, and ours over the best of the others; first on equal servers, then on a cluster of
 which two are of an older kind, with half the speed, which our router is told and the others have no use for.
+
+Seen: 1.04, 0.99, 1.00, 0.99, 1.02 of the best on equal servers, where pure affinity is as good, and up to 1.12 on the other
+cluster. The bar: nowhere below the best (missed by up to 3 %), and 1.1 times it in two traffics (on the mixed cluster only).
 """
 
 import heapq
