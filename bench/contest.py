@@ -1,9 +1,15 @@
 """Contenders side by side: rounds interleaved in one run, ratios with intervals, a plot."""
 
+import json
+import os
+import signal
 import statistics
-from collections.abc import Callable, Mapping
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
+from typing import Any
 
 Rates = dict[str, float]
 """By case; what is larger is better."""
@@ -13,19 +19,36 @@ BAR, GAP, LABEL, WIDTH = 14, 10, 190, 420
 COLOURS = ("#2f6fab", "#7fa8cc", "#d98c3f", "#8a8f57", "#9c6b9e", "#777777")
 
 
-def interleave(contenders: Mapping[str, Callable[[], Rates]], rounds: int) -> Found:
-    """A B A B ...: every contender once a round, after one round that warms up and is thrown away."""
-    found: Found = {name: {} for name in contenders}
-    for number in range(rounds + 1):
+def interleave(contenders: Mapping[str, Callable[[], Rates]], rounds: int, kept: Path | None = None) -> Found:
+    """A B A B ...: every contender once a round. Each warms itself up.
+
+    Whole rounds are kept in the file `kept`, and those that it has already count as some of these.
+    """
+    done: list[dict[str, Rates]] = json.loads(kept.read_text()) if kept and kept.is_file() else []
+    for number in range(len(done), rounds):
+        done.append({})
         for name, run in contenders.items():
-            for case, rate in run().items():
-                if number:
-                    found[name].setdefault(case, []).append(rate)
-                print(
-                    f"  {'warm-up' if not number else f'round {number}':<8} {name:<28} {case:<18} {rate:8.1f}",
-                    flush=True,
-                )
+            done[-1][name] = run()
+            for case, rate in done[-1][name].items():
+                print(f"  round {number + 1:<3} {name:<20} {case:<18} {rate:8.1f}", flush=True)
+        if kept:
+            kept.write_text(json.dumps(done))
+    found: Found = {}
+    for rates in done:
+        for name, of_case in rates.items():
+            for case, rate in of_case.items():
+                found.setdefault(name, {}).setdefault(case, []).append(rate)
     return found
+
+
+@contextmanager
+def awake(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """A peer, the first of its session, runs inside only: idle workers spin on the cores that others are measured on."""
+    os.killpg(process.pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGSTOP)
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:

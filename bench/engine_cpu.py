@@ -1,39 +1,39 @@
 """Decode and prefill on the CPU, beside llama.cpp and vLLM: the same model, contexts and number of ids, interleaved.
 
-    python bench/engine_cpu.py [--model smollm2-135m] [--rounds 5] [--plot FILE]
+    python bench/engine_cpu.py [--model smollm2-135m] [--rounds 5] [--kept FILE] [--plot FILE]
         [--llama RUN --gguf F16.gguf --gguf F32.gguf]   RUN starts a binary of llama.cpp: RUN llama-batched-bench ARGS
         [--vllm PYTHON]                                 an interpreter that has vLLM's CPU build
 
-Contexts of 576 ids, 64 new ones, greedy on all sides; ours also at temperature 1, and always with logprobs. "Free rows" is
-ours without the promise that a row's bits are its own. Prints medians, the ratio of ours to the best
-unquantised peer with its interval, and the share of each step that the machine would need at least (bench/roofline.py).
-What is not given or does not run is skipped with a message.
+Contexts of 576 ids, 64 new ones, greedy on all sides; ours also at temperature 1, and always with logprobs. Prints medians,
+the ratio of ours to the best unquantised peer with its interval, and the share of each step that the machine would need at
+least (bench/roofline.py). What is not given is skipped with a message. `--kept FILE` keeps whole rounds, and goes on from
+those it has, for a machine that is quiet for minutes only.
 """
 
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
-from contest import Rates, interleave, plot, table
+from contest import Rates, awake, interleave, plot, table
 from roofline import decode_work, measure_machine
 
 from agentrt.core.models import find_model
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
-from agentrt.engine.kv.lease import Lease
 from agentrt.engine.model.config import load_config
-from agentrt.engine.model.decoder import Decoder
-from agentrt.engine.model.loader import read_weights
+from agentrt.engine.model.loader import load_model
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence as Request
 from agentrt.engine.step import EngineCore
@@ -44,65 +44,87 @@ SHARED_CASE = "32, shared 512"
 PEER_SECONDS = 1800
 
 
-def agentrt(folder: Path, temperature: float, is_exact: bool, seeds: np.random.Generator) -> Rates:
+def agentrt(folder: Path, seeds: np.random.Generator) -> Rates:
     """Prefill and decode of every case, in engine steps of this process."""
-    core = _core(folder, is_exact)
+    core = _core(folder)
     rates: Rates = {}
     for batch in BATCHES:
         prompts = seeds.integers(1000, 40_000, size=(batch, CONTEXT)).tolist()
-        prefill, rates[f"decode {batch}"] = _run(core, prompts, temperature)
-        if batch == 8:
-            rates["prefill 8"] = prefill
+        rates |= _run(core, prompts, str(batch))
     prefixes = seeds.integers(1000, 40_000, size=(32 // GROUP, SHARED)).tolist()
     tails = seeds.integers(1000, 40_000, size=(32, CONTEXT - SHARED)).tolist()
-    prompts = [prefixes[row // GROUP] + tails[row] for row in range(32)]
-    rates[f"decode {SHARED_CASE}"] = _run(core, prompts, temperature)[1]
-    return rates
+    return rates | _run(core, [prefixes[row // GROUP] + tails[row] for row in range(32)], SHARED_CASE)
 
 
 @cache
-def _core(folder: Path, is_exact: bool) -> EngineCore:
-    config, tokenizer = load_config(folder), Tokenizer.load(folder)
-    weights = {name: tensor.float() for name, tensor in read_weights(folder, config).items()}
-    spec = EngineSpec(kv_tokens=32 * (CONTEXT + NEW + 16))
-    runner = ModelRunner(Decoder(config, weights, is_exact=is_exact), spec)
-    return EngineCore(runner, spec, vocab_size=tokenizer.vocab_size, bytes_of=tokenizer.bytes_of)
+def _core(folder: Path) -> EngineCore:
+    """The engine, warm."""
+    spec = EngineSpec(kv_tokens=64 * (CONTEXT + NEW + 16), host_tokens=0)
+    tokenizer = Tokenizer.load(folder)
+    runner = ModelRunner(load_model(folder).decoder, spec)
+    core = EngineCore(runner, spec, vocab_size=tokenizer.vocab_size, bytes_of=tokenizer.bytes_of)
+    _run(core, [[1] * 64] * 2, "")
+    return core
 
 
-def _run(core: EngineCore, prompts: Sequence[list[int]], temperature: float) -> tuple[float, float]:
-    """Prompt ids a second, then sampled ids a second of a batch in which every sequence decodes."""
-    params = SamplingParams(temperature=temperature)
-    open_sequences: list[tuple[Lease, Tokens]] = []
-    before, started = core.statistics(0).tokens_prefilled, time.perf_counter()
-    for row, prompt in enumerate(prompts):
-        lease, tokens = core.open(), Tokens()
+def _run(core: EngineCore, prompts: Sequence[list[int]], name: str) -> Rates:
+    """Prompt ids a second; sampled ids a second of a batch in which every sequence decodes, greedy and at temperature 1."""
+    rates: Rates = {}
+    prefill = _sample(core, prompts, 0.0, 1)[0]
+    if name == "8":
+        rates["prefill 8"] = prefill
+    for suffix, temperature in (
+        ("", 0.0),
+        (" T=1", 1.0),
+    ):  # the prompts are in the prefix cache, but for their last ids
+        rates[f"decode {name}{suffix}"] = _sample(core, prompts, temperature, NEW)[1]
+    return rates
+
+
+def _sample(core: EngineCore, prompts: Sequence[list[int]], temperature: float, count: int) -> tuple[float, float]:
+    """Sample `count` ids after each prompt: prompt ids a second, and sampled ids a second once all have their first."""
+    leases, requests = [core.open() for _ in prompts], []
+    before, started = core.statistics(0), time.perf_counter()
+    for row, (lease, prompt) in enumerate(zip(leases, prompts, strict=True)):
+        tokens = Tokens()
         tokens.observe(prompt)
-        open_sequences.append((lease, tokens))
-        core.submit(Request(tokens=tokens, params=params, max_tokens=1, group=str(row // GROUP)), lease)
-    _drain(core)
-    prefill = (core.statistics(0).tokens_prefilled - before) / (time.perf_counter() - started)
-    for seed, (lease, tokens) in enumerate(open_sequences):
-        core.submit(Request(tokens=tokens, params=params, max_tokens=NEW, seed=seed), lease)
-    core.step()
-    started = time.perf_counter()
-    _drain(core)
-    decode = len(prompts) * (NEW - 1) / (time.perf_counter() - started)
-    for lease, _ in open_sequences:
-        core.cache.close(lease)
-    return prefill, decode
-
-
-def _drain(core: EngineCore) -> None:
+        params = SamplingParams(temperature=temperature)
+        requests.append(Request(tokens=tokens, params=params, max_tokens=count, seed=row, group=str(row // GROUP)))
+        core.submit(requests[-1], lease)
+    while not all(request.num_sampled for request in requests):
+        core.step()
+    first, in_between = time.perf_counter(), core.statistics(0)
     while not core.is_idle:
         core.step()
+    ended, after = time.perf_counter(), core.statistics(0)
+    for lease in leases:
+        core.close(lease)
+    prefilled, sampled = (
+        in_between.tokens_prefilled - before.tokens_prefilled,
+        after.tokens_sampled - in_between.tokens_sampled,
+    )
+    return prefilled / (first - started), sampled / (ended - first)
 
 
 def llama(run: str, gguf: Path) -> Rates:
     """llama.cpp's own benchmark of batched decoding."""
     rates: Rates = {}
-    shared = ["-npp", str(CONTEXT), "-ntg", str(NEW), "-t", str(torch.get_num_threads()), "--output-format", "jsonl"]
-    command = [run, "llama-batched-bench", "-m", str(gguf), "-c", "24576", "-npl", ",".join(map(str, BATCHES)), *shared]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_SECONDS, check=True)
+    work = ["-npp", str(CONTEXT), "-ntg", str(NEW), "-npl", ",".join(map(str, BATCHES)), "-c", "24576"]
+    work += ["-t", str(torch.get_num_threads()), "--output-format", "jsonl"]
+    command = [
+        run,
+        "llama-batched-bench",
+        "-m",
+        str(gguf),
+        *work,
+        "-t",
+        str(torch.get_num_threads()),
+        "--output-format",
+        "jsonl",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PEER_SECONDS, check=True, env=_without("OMP_NUM_THREADS")
+    )
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             row = json.loads(line)
@@ -113,29 +135,52 @@ def llama(run: str, gguf: Path) -> Rates:
     return rates | {f"decode {SHARED_CASE}": rates["decode 32"]}
 
 
-def vllm(python: str, folder: Path, seed: int) -> Rates:
-    """vLLM's CPU build in a process of its own (bench/vllm_cpu.py)."""
-    script = Path(__file__).with_name("vllm_cpu.py")
-    cores = f"0-{torch.get_num_threads() - 1}"
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "PYTHONPATH": ""}
-    command = [python, str(script), str(folder), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PEER_SECONDS, check=True, env=environment)
-    rates: Rates = json.loads(done.stdout.splitlines()[-1])
-    return rates
+@contextmanager
+def vllm(python: str, folder: Path) -> Iterator[Callable[[int], Rates]]:
+    """vLLM's CPU build in a process of its own (bench/vllm_cpu.py), loaded once; from a seed to a round."""
+    script, cores = Path(__file__).with_name("vllm_cpu.py"), f"0-{torch.get_num_threads() - 1}"
+    environment = _without("OMP_NUM_THREADS", "PYTHONPATH")
+    environment |= {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
+    command, pipe = [python, str(script), str(folder)], subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        asked, said = process.stdin, process.stdout
+
+        def answer() -> Rates:
+            for line in said:
+                if line.startswith("{"):
+                    rates: Rates = json.loads(line)
+                    return rates
+            raise SystemExit("vLLM ended before its round did")
+
+        def run(seed: int) -> Rates:
+            with awake(process):
+                print(seed, file=asked, flush=True)
+                return answer()
+
+        with awake(process):
+            answer()
+        yield run
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-def contenders(options: argparse.Namespace, folder: Path) -> dict[str, Callable[[], Rates]]:
+def _without(*names: str) -> dict[str, str]:
+    """This process's environment, less what would bind a peer to our choices."""
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def contenders(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Callable[[], Rates]]:
     """What can run here; the rest is named as skipped."""
     seeds = np.random.default_rng(0)
-    runs: dict[str, Callable[[], Rates]] = {
-        "agentrt": partial(agentrt, folder, 0.0, True, seeds),
-        "agentrt T=1": partial(agentrt, folder, 1.0, True, seeds),
-        "agentrt free rows": partial(agentrt, folder, 0.0, False, seeds),
-    }
+    runs: dict[str, Callable[[], Rates]] = {"agentrt": partial(agentrt, folder, seeds)}
     for gguf in options.gguf if options.llama else ():
         runs[f"llama.cpp {gguf.stem}"] = partial(llama, options.llama, gguf)
     if options.vllm:
-        runs["vLLM fp32"] = lambda: vllm(options.vllm, folder, int(seeds.integers(1 << 30)))
+        run = stack.enter_context(vllm(options.vllm, folder))
+        runs["vLLM fp32"] = lambda: run(int(seeds.integers(1 << 30)))
     for name, given in (("llama.cpp", options.llama and options.gguf), ("vLLM", options.vllm)):
         if not given:
             print(f"{name}: skipped, it is not given")
@@ -147,7 +192,7 @@ def print_roofline(folder: Path, medians: Rates) -> None:
     machine, config = measure_machine(), load_config(folder)
     print(f"reads {machine.bytes_per_second / 1e9:.1f} GB/s, products {machine.flops_per_second / 1e9:.0f} GFLOP/s")
     for case, rate in medians.items():
-        if case.startswith("decode"):
+        if case.startswith("decode") and "T=1" not in case:
             batch = int(case.split()[1].rstrip(","))
             unique = CONTEXT - SHARED + SHARED / GROUP if case.endswith(SHARED_CASE) else CONTEXT
             work = decode_work(config, 2, batch, CONTEXT, unique)
@@ -163,13 +208,14 @@ def main() -> None:
     parser.add_argument("--llama")
     parser.add_argument("--gguf", type=Path, action="append", default=[])
     parser.add_argument("--vllm")
+    parser.add_argument("--kept", type=Path)
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     folder = find_model(options.model)
     print(f"agentrt: float16 weights, float32 sums and KV; torch {version('torch')}, {torch.get_num_threads()} threads")
     print(f"load average {os.getloadavg()[0]:.1f}")
-    runs = contenders(options, folder)
-    found = interleave(runs, options.rounds)
+    with ExitStack() as stack:
+        found = interleave(contenders(options, folder, stack), options.rounds, options.kept)
     peers = [name for name in found if not name.startswith("agentrt") and "Q" not in name]
     print(table(found, "agentrt", "ids a second", peers))
     print_roofline(folder, {case: statistics.median(rates) for case, rates in found["agentrt"].items()})

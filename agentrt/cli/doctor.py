@@ -104,24 +104,20 @@ def _machine() -> Iterator[Finding]:
 
 
 def _engine(model: str) -> Iterator[Finding]:
-    """How a float16 model's weights are kept, and the row counts at which a row's bits are its own, by their shapes."""
+    """How a model's weights are kept on the CPU."""
     from agentrt.engine.model.config import load_config
-    from agentrt.engine.model.decoder import expected_shapes
-    from agentrt.engine.model.linear import Kind, has_packing, safe_row_counts
+    from agentrt.engine.model.decoder import packed_type_of
+    from agentrt.engine.model.loader import read_weights
 
     try:
-        shapes = expected_shapes(load_config(find_model(model)))
+        folder = find_model(model)
+        config = load_config(folder)
+        packed = packed_type_of(config, read_weights(folder, config))
     except AgentrtError as error:
         yield Finding("model", f"{model}: not usable", str(error))
         return
-    kind: Kind = "fp16" if has_packing() else "fp32"
-    shapes_of: dict[tuple[int, ...], list[str]] = {}
-    for rows, columns in sorted({shape for shape in shapes.values() if len(shape) == 2}):
-        counts = safe_row_counts(kind, rows, columns)
-        shapes_of.setdefault(counts, []).append(f"{columns} to {rows}")
-    for counts, layers in shapes_of.items():
-        few = ", ".join(map(str, counts[:8])) + (f" ... {counts[-1]}" if len(counts) > 8 else "")
-        yield Finding("linear layers", f"{kind}; safe rows {few} for layers {', '.join(layers)} ({model})")
+    name = str(packed).removeprefix("torch.")
+    yield Finding("linear layers", f"{name} weights, float32 sums ({model})")
 
 
 def _sandbox() -> Iterator[Finding]:

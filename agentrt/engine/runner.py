@@ -59,7 +59,12 @@ class ModelRunner:
         return logits
 
     def _new_pool(self, pages: int, layout: PageLayout) -> Tensor:
-        return torch.zeros(pages * layout.page_stride, dtype=self.decoder.dtype, device=self.decoder.device)
+        size, dtype = pages * layout.page_stride, self.decoder.dtype
+        if self.decoder.device.type == "cpu" and dtype == torch.float32:
+            return torch.from_numpy(
+                np.zeros(size, dtype=np.float32)
+            )  # numpy asks for large memory pages, torch does not
+        return torch.zeros(size, dtype=dtype, device=self.decoder.device)
 
     def copy_page(self, copy: PageCopy) -> None:
         pool, layout = self._kv[copy.group]

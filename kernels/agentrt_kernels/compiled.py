@@ -24,6 +24,7 @@ from typing import Any
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
 from torch import Tensor
 
 SPREAD_ABOVE_NANOSECONDS = 300_000
@@ -38,6 +39,12 @@ def array(tensor: Tensor) -> Any:
     return tensor.contiguous().numpy()
 
 
+def declared(builder: Any, name: str, returned: Any, *arguments: Any) -> Any:
+    """A function from outside (LLVM's own, the C library's), for code that is written as LLVM instructions."""
+    found = builder.module.globals.get(name)
+    return ir.Function(builder.module, ir.FunctionType(returned, arguments), name) if found is None else found
+
+
 def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: Any) -> None:
     """`kernel(first, last, *args)` over all tasks, cut among torch's number of threads if it is much work."""
     threads = min(torch.get_num_threads(), tasks)
@@ -49,6 +56,18 @@ def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: A
     kernel(0, cuts[1], *args)
     for other in others:
         other.result()
+
+
+def together(kernel: Callable[..., None], *args: Any) -> None:
+    """`kernel(*args)` in each of torch's number of threads at once; it deals its work among them (`deal.py`).
+
+    It has returned in this thread when all is done. One that had not begun by then is not waited for.
+    """
+    others = [_pool().submit(kernel, *args) for _ in range(torch.get_num_threads() - 1)]
+    kernel(*args)
+    for other in others:
+        if not other.cancel():
+            other.result()
 
 
 @cache

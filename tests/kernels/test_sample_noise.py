@@ -29,9 +29,9 @@ PINNED = [
 @pytest.mark.parametrize(("counter", "key", "words"), PHILOX)
 def test_philox_known_answers(counter: tuple[int, ...], key: tuple[int, int], words: tuple[int, ...]) -> None:
     assert tuple(reference.philox4x32(np.array([counter], dtype=np.uint64), key)[0].tolist()) == words
-    compiled = np.zeros(4, dtype=np.uint64)
-    cpu.philox(*np.array(counter, dtype=np.uint64), np.uint64(key[1] << 32 | key[0]), compiled)
-    assert tuple(compiled.tolist()) == words
+    compiled_4L = np.array([counter] * 3, dtype=np.uint64).T.copy()
+    cpu.philox(compiled_4L, np.empty((2, 3), dtype=np.uint64), np.uint64(key[1] << 32 | key[0]))
+    assert compiled_4L.T.tolist() == [list(words)] * 3
 
 
 def test_race_times_are_pinned() -> None:

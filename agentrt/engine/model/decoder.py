@@ -3,7 +3,8 @@
 One forward takes any mix of rows: decodes, prompt chunks, several sequences. A row is a token at a position of a
 sequence, whose pages tables name, one for each cache group (layers that keep KV equally long). Its keys and values are
 written first, then every row attends. The same code runs on any device; the operations (`agentrt_kernels`) are chosen
-once, by name. With `cpu` a row's logits have the same bits whatever else is in the batch.
+once, by name. With `cpu` the layers run in one compiled call (`stack.py`), and a row's logits have the same bits whatever
+else is in the batch.
 
 Suffixes: N rows, G cache groups, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size,
 V the output layer's rows.
@@ -20,8 +21,9 @@ from torch import Tensor
 from agentrt.engine.model.config import Gate, ModelConfig
 from agentrt.engine.model.experts import Experts, Mlp, expert_shapes, make_experts, make_mlp, mlp_shapes
 from agentrt.engine.model.latent import LatentHeads, LatentOutput, latent_shapes, make_latent
-from agentrt.engine.model.linear import Linear
+from agentrt.engine.model.linear import Linear, packed_type
 from agentrt.engine.model.rope import rope_tables
+from agentrt.engine.model.stack import Stack
 from agentrt_kernels.pages import PageLayout
 
 OpsName = Literal["cpu", "launch", "reference"]
@@ -64,7 +66,9 @@ def load_ops(name: OpsName, gate: Gate) -> Ops:
     )  # fmt: skip
 
 
-class _Layer(NamedTuple):
+class Layer(NamedTuple):
+    """The weights of one layer, and where its KV is."""
+
     attention_norm_D: Tensor
     qkv: Linear | LatentHeads
     qk_norms: tuple[Tensor, Tensor, float] | None
@@ -84,23 +88,21 @@ class _Layer(NamedTuple):
 class Decoder:
     """A causal model over paged KV. Holds its weights and no other state, so any number of threads may call it."""
 
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu", *, is_exact: bool = True
-    ) -> None:
-        """`weights` has the tensors of `expected_shapes(config)`, of one type and on one device; `cpu` takes float32.
-
-        Not `is_exact`: linear layers take any number of rows as it is, and a row's last bits may depend on the batch.
-        """
+    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu") -> None:
+        """`weights` has the tensors of `expected_shapes(config)`, of one type and on one device; `cpu` takes float32."""
         self.config, self.ops, self._ops_name = config, load_ops(ops, config.gate), ops
-        self._linear = partial(Linear, is_exact=is_exact)
-        self.with_weights = partial(Decoder, config, ops=ops, is_exact=is_exact)
+        self.with_weights = partial(Decoder, config, ops=ops)
         """The same model with other weights: a new decoder."""
         self.embedding_VD = weights["model.embed_tokens.weight"]
         tables = {rope: rope_tables(rope, config.rotary_dim, config.context_length) for rope in set(config.ropes)}
-        angles = {rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()}
-        self.layers = [self._layer(weights, index, angles[rope]) for index, rope in enumerate(config.ropes)]
+        self.angles = {
+            rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()
+        }
+        self._linear = partial(Linear, packed=packed_type_of(config, weights) if self.device.type == "cpu" else None)
+        self.layers = [self._layer(weights, index, self.angles[rope]) for index, rope in enumerate(config.ropes)]
         self.norm_D = weights["model.norm.weight"] + config.norm_offset
         self.head = self._linear(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
+        self.stack = Stack(self) if ops == "cpu" and not (config.latent or config.sparse) else None
         self.num_parameters = sum(weights[name].numel() for name in expected_shapes(config))
 
     @property
@@ -146,11 +148,13 @@ class Decoder:
         what the operations' own attention takes beyond that: for `launch` a `DevicePlan`, or nothing. Each key of `taps`
         is a number of layers; its value becomes the hidden state of all rows after so many, before any norm.
         """
-        places = [(positions_N, table_of_N, *paged) for paged in zip(tables_GSP, *zip(*kv, strict=True), strict=True)]
-        ops, eps = self.ops, self.config.norm_eps
         residual_ND = self.embedding_VD[token_ids_N]
         if self.config.embedding_scale != 1:
             residual_ND *= self.config.embedding_scale
+        if self.stack is not None:
+            return self.stack.forward(residual_ND, positions_N, table_of_N, tables_GSP, kv, out_rows_M, taps)
+        places = [(positions_N, table_of_N, *paged) for paged in zip(tables_GSP, *zip(*kv, strict=True), strict=True)]
+        ops, eps = self.ops, self.config.norm_eps
         x_ND = ops.rms_norm(residual_ND, self.layers[0].attention_norm_D, eps)
         for index, layer in enumerate(self.layers):
             if index > 0:
@@ -171,7 +175,7 @@ class Decoder:
         out_MD = ops.add_rms_norm(x_ND[out_rows_M], residual_ND[out_rows_M], self.norm_D, eps)
         return self.head(out_MD)
 
-    def _layer(self, weights: Mapping[str, Tensor], index: int, angles: tuple[Tensor, Tensor]) -> _Layer:
+    def _layer(self, weights: Mapping[str, Tensor], index: int, angles: tuple[Tensor, Tensor]) -> Layer:
         def of(name: str) -> Tensor:
             return weights[f"model.layers.{index}.{name}"]
 
@@ -184,7 +188,7 @@ class Decoder:
         if config.qk_norm:
             qk_norms = (norm(attention + "q_norm") * config.query_scale, norm(attention + "k_norm"), config.norm_eps)
         mlp_norm = "pre_feedforward_layernorm" if config.out_norms else "post_attention_layernorm"
-        return _Layer(
+        return Layer(
             attention_norm_D=norm("input_layernorm"),
             qkv=qkv,
             qk_norms=qk_norms,
@@ -212,6 +216,14 @@ class Decoder:
         if sparse and sparse.layers[index]:
             return make_experts(of, sparse, self._linear, self.ops.gate, self._ops_name)
         return make_mlp(of, "mlp.", self._linear, self.ops.gate)
+
+
+def packed_type_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> torch.dtype:
+    """The type that all linear layers are packed in on the CPU: what they all survive."""
+    matrices = {name: weight for name, weight in weights.items() if weight.dim() == 2}
+    if not config.tied_embeddings:
+        del matrices["model.embed_tokens.weight"]
+    return packed_type(matrices.values())
 
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

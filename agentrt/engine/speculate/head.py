@@ -115,7 +115,7 @@ def _made(config: HeadConfig, weights: Mapping[str, Tensor]) -> _Layer:
     """The layer in the form that is computed with. Bits of a draft may depend on its batch: it is only a proposal."""
 
     def linear(*names: str) -> Linear:
-        return Linear(torch.cat([weights[f"{name}.weight"].float() for name in names]), is_exact=False)
+        return Linear(torch.cat([weights[f"{name}.weight"].float() for name in names]))
 
     prefix, is_eagle = config.prefix, config.kind == "eagle3"
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."

@@ -17,10 +17,16 @@ def geglu(gate_up_NE: Tensor) -> Tensor:
 
 @ordered()
 def _geglu(first: int, last: int, gate_up_NE: Any, out_NF: Any) -> None:
-    width = out_NF.shape[1]
     for n in range(first, last):
-        for f in range(width):
-            gate = gate_up_NE[n, f]
-            # (1 + tanh(y)) / 2 is the sigmoid of 2y; 2 * sqrt(2 / pi) = 1.5957691
-            bent = np.float32(1.5957691216057308) * (gate + np.float32(0.044715) * gate * gate * gate)
-            out_NF[n, f] = gate * sigmoid32(bent) * gate_up_NE[n, width + f]
+        geglu_row(gate_up_NE[n], out_NF[n])
+
+
+@ordered()
+def geglu_row(gate_up_E: Any, out_F: Any) -> None:
+    """One row."""
+    width = out_F.shape[0]
+    for f in range(width):
+        gate = gate_up_E[f]
+        # (1 + tanh(y)) / 2 is the sigmoid of 2y; 2 * sqrt(2 / pi) = 1.5957691
+        bent = np.float32(1.5957691216057308) * (gate + np.float32(0.044715) * gate * gate * gate)
+        out_F[f] = gate * sigmoid32(bent) * gate_up_E[width + f]

@@ -6,8 +6,12 @@ values alone.
 
 A task is one KV head and a few neighbouring rows, which walk their blocks together. Where their tables name the same
 pages (the rows of a prompt chunk, siblings over a shared prefix, however their tree branches) these are read from memory
-once for all. Sharing is nothing but an order of the same operations: there are no partial results to merge, and a row has
-the same bits with and without siblings. It pays where rows that share pages are neighbours; the caller sees to that.
+once for all, and the queries are multiplied with them together, by the tiles of a product. Sharing is nothing but an
+order of the same operations: there are no partial results to merge, and a row has the same bits with and without siblings.
+It pays where rows that share pages are neighbours; the caller sees to that.
+
+In compiled code a *line* is the query of one row and head: row r of a task has the lines r * group to (r + 1) * group. A
+*piece* is what lies in one page, of 16 keys of a block that follow one another.
 """
 
 from typing import Any
@@ -18,11 +22,13 @@ from torch import Tensor
 
 from agentrt_kernels.compiled import array, exp32, ordered, ordered_bits, reducing, spread
 from agentrt_kernels.pages import PageLayout
+from agentrt_kernels.product.cpu import multiply, multiply_add
+from agentrt_kernels.product.tile import PANEL, transpose
 
 KEYS = 64
-"""Keys of a block, K and V of which fit the first-level cache twice over; one page if that is larger."""
+"""Keys of a block; one page if that is larger."""
 ROWS = 8
-"""Rows of a task at most: their queries and sums stay in the second-level cache."""
+"""Rows of a task at most: their queries, sums and scores stay in the second-level cache."""
 
 
 def paged_attention(
@@ -36,14 +42,19 @@ def paged_attention(
     """
     out_NHD = q_NHD.new_empty(q_NHD.shape)
     positions = array(positions_N)
+    rows = rows_of_task(q_NHD.shape[0], layout.kv_heads, torch.get_num_threads())
     multiplications = 2 * q_NHD.shape[1] * q_NHD.shape[2] * int(positions.sum())
-    rows = max(1, min(ROWS, q_NHD.shape[0] * layout.kv_heads // (4 * torch.get_num_threads())))
     spread(
-        _attend, -(-q_NHD.shape[0] // rows) * layout.kv_heads, 0.04 * multiplications,
+        _attend, -(-q_NHD.shape[0] // rows) * layout.kv_heads, 0.03 * multiplications,
         rows, array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
         layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, array(out_NHD),
     )  # fmt: skip
     return out_NHD
+
+
+def rows_of_task(rows: int, kv_heads: int, threads: int) -> int:
+    """As many as there may be, with a few tasks left for each thread."""
+    return max(1, min(ROWS, rows * kv_heads // (4 * threads)))
 
 
 @ordered()
@@ -51,78 +62,179 @@ def _attend(
     begin: int, end: int, rows: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
     page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
 ) -> None:  # fmt: skip
+    scratch = attention_scratch(rows * (q_NHD.shape[1] // kv_heads), q_NHD.shape[2], page_size)
+    for task in range(begin, end):
+        attend_task(
+            task, rows, q_NHD, positions_N, table_of_N, tables_SP, pool, page_size, page_stride, layer_offset,
+            kv_stride, kv_heads, window, out_NHD, scratch,
+        )  # fmt: skip
+
+
+@ordered()
+def attention_scratch(lines: int, size: int, page_size: int) -> Any:
+    """What a thread works in: queries, sums, scores, peaks and totals of the lines; keys as columns; padded values."""
+    keys, wide = block_pages(page_size) * page_size, (size + PANEL - 1) // PANEL * PANEL
+    return (
+        np.empty((lines, size), dtype=np.float32), np.empty((lines, wide), dtype=np.float32),
+        np.empty((lines, (keys + PANEL - 1) // PANEL * PANEL), dtype=np.float32), np.empty((2, lines), dtype=np.float32),
+        np.zeros(size * PANEL, dtype=np.float32), np.zeros(PANEL * wide, dtype=np.float32),
+    )  # fmt: skip
+
+
+@ordered()
+def block_pages(page_size: int) -> int:
+    return max(1, KEYS // page_size)
+
+
+@ordered()
+def attend_task(
+    task: int, rows: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any, page_size: int,
+    page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """The rows `task // kv_heads * rows` and on, with KV head `task % kv_heads`."""
+    q_LD, sums_LD, _, state_2L, _, _ = scratch
     count, heads, size = q_NHD.shape
     group = heads // kv_heads
-    block_pages = max(1, KEYS // page_size)
-    scores_T = np.empty(block_pages * page_size, dtype=np.float32)
-    peak_RG, total_RG = np.empty((rows, group), dtype=np.float32), np.empty((rows, group), dtype=np.float32)
-    blocks = (count + rows - 1) // rows
-    for task in range(begin, end):
-        turn, k = task // kv_heads, task % kv_heads
-        # From both ends in turn: a prompt chunk's later rows cost more, and each thread takes one stretch of tasks.
-        block = turn // 2 if turn % 2 == 0 else blocks - 1 - turn // 2
-        start, stop = block * rows, min((block + 1) * rows, count)
-        k_offset = layer_offset + k * page_size * size
-        first_page, last_page = 0, positions_N[start:stop].max() // page_size
-        if window > 0:
-            first_page = max(0, positions_N[start:stop].min() - window + 1) // page_size
-        peak_RG[:], total_RG[:] = np.float32(-np.inf), np.float32(0.0)
-        out_NHD[start:stop, k * group : (k + 1) * group] = np.float32(0.0)
-        for page in range(first_page // block_pages * block_pages, last_page + 1, block_pages):
-            for n in range(start, stop):
-                first = max(0, positions_N[n] - window + 1) if window > 0 else 0
-                first, last = max(first, page * page_size), min(positions_N[n] + 1, (page + block_pages) * page_size)
-                if first < last:
-                    _attend_block(
-                        q_NHD[n, k * group : (k + 1) * group], tables_SP[table_of_N[n]], first, last, pool, page_size,
-                        page_stride, k_offset, k_offset + kv_stride, scores_T[: last - first], peak_RG[n - start],
-                        total_RG[n - start], out_NHD[n, k * group : (k + 1) * group],
-                    )  # fmt: skip
-        for n in range(start, stop):
-            for g in range(group):
-                for d in range(size):
-                    out_NHD[n, k * group + g, d] /= total_RG[n - start, g]
+    k = task % kv_heads
+    start = task // kv_heads * rows
+    stop = min(start + rows, count)
+    for n in range(start, stop):
+        q_LD[(n - start) * group : (n - start + 1) * group] = q_NHD[n, k * group : (k + 1) * group]
+    sums_LD[:] = np.float32(0.0)
+    state_2L[0], state_2L[1] = np.float32(-np.inf), np.float32(0.0)
+    k_offset = layer_offset + k * page_size * size
+    block = block_pages(page_size) * page_size
+    first = _first_key(positions_N[start:stop].min(), window) // block * block
+    for at in range(first, positions_N[start:stop].max() + 1, block):
+        n = start
+        while n < stop:
+            end = n + 1
+            if positions_N[n] >= at and _first_key(positions_N[n], window) < at + block:
+                while end < stop and _shares(n, end, at, block, positions_N, table_of_N, tables_SP, page_size, window):
+                    end += 1
+                _attend_block(
+                    n - start, end - start, group, at, block, positions_N[start:stop], tables_SP[table_of_N[n]], pool,
+                    page_size, page_stride, k_offset, k_offset + kv_stride, window, scratch,
+                )  # fmt: skip
+            n = end
+    for n in range(start, stop):
+        for g in range(group):
+            line = (n - start) * group + g
+            for d in range(size):
+                out_NHD[n, k * group + g, d] = sums_LD[line, d] / state_2L[1, line]
+
+
+@ordered()
+def _first_key(position: int, window: int) -> int:
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@ordered()
+def _shares(
+    n: int, other: int, at: int, block: int, positions_N: Any, table_of_N: Any, tables_SP: Any, page_size: int,
+    window: int,
+) -> bool:  # fmt: skip
+    """Whether two rows take this block's keys from the same pages."""
+    if positions_N[other] < at or _first_key(positions_N[other], window) >= at + block:
+        return False
+    if table_of_N[n] != table_of_N[other]:
+        for page in range(at // page_size, min((at + block) // page_size, tables_SP.shape[1])):
+            if tables_SP[table_of_N[n], page] != tables_SP[table_of_N[other], page]:
+                return False
+    return True
 
 
 @ordered()
 def _attend_block(
-    q_GD: Any, table_P: Any, first: int, last: int, pool: Any, page_size: int, page_stride: int,
-    k_offset: int, v_offset: int, scores_T: Any, peak_G: Any, total_G: Any, out_GD: Any,
+    begin: int, end: int, group: int, at: int, block: int, positions_R: Any, table_P: Any, pool: Any, page_size: int,
+    page_stride: int, k_offset: int, v_offset: int, window: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """Add the keys `first` to `last` of one block to one row's running softmax."""
-    group, size = q_GD.shape
-    scale = np.float32(1.0 / np.sqrt(size))
-    first_page, last_page = first // page_size, (last - 1) // page_size
-    for g in range(group):
-        for page in range(first_page, last_page + 1):
-            start, stop = max(first, page * page_size), min(last, (page + 1) * page_size)
-            place = np.int64(table_P[page]) * page_stride + k_offset
-            k_TD = pool[place + (start - page * page_size) * size : place + (stop - page * page_size) * size]
-            _score(q_GD[g], k_TD, scale, scores_T[start - first : stop - first])
-        _weigh(scores_T, peak_G, total_G, g, out_GD[g])
-        for page in range(first_page, last_page + 1):
-            start, stop = max(first, page * page_size), min(last, (page + 1) * page_size)
-            place = np.int64(table_P[page]) * page_stride + v_offset
-            v_TD = pool[place + (start - page * page_size) * size : place + (stop - page * page_size) * size]
-            _mix(scores_T[start - first : stop - first], v_TD, out_GD[g])
+    """Add the keys of the block from `at` on to the running softmax of the rows `begin` to `end` of a task."""
+    q_LD, sums_LD, scores_LT, state_2L, keys, values = scratch
+    size, wide, across = q_LD.shape[1], sums_LD.shape[1], scores_LT.shape[1]
+    line, lines = begin * group, (end - begin) * group
+    first, last = at + block, at
+    for r in range(begin, end):
+        first, last = min(first, _first_key(positions_R[r], window)), max(last, positions_R[r] + 1)
+    first, last = max(first, at), min(last, at + block)
+    piece = first
+    while piece < last:
+        stop = _piece_end(piece, last, at, page_size)
+        page, token = piece // page_size, piece % page_size
+        place = np.int64(table_P[page]) * page_stride + k_offset
+        _turn_keys(pool, place, token, stop - piece, page_size, size, (piece - at) % PANEL, keys)
+        piece = stop
+        if piece == last or (piece - at) % PANEL == 0:
+            panel = (piece - 1 - at) // PANEL * PANEL
+            multiply(lines, q_LD, line * size, size, keys, 0, PANEL, size, scores_LT, line * across + panel, across)
+    for r in range(begin, end):
+        mine, to = max(_first_key(positions_R[r], window), at), min(positions_R[r] + 1, at + block)
+        for one in range(r * group, (r + 1) * group):
+            scores_LT[one, first - at : mine - at] = np.float32(0.0)
+            scores_LT[one, to - at : last - at] = np.float32(0.0)
+            _weigh(scores_LT[one, mine - at : to - at], np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD[one])
+    piece = first
+    while piece < last:
+        stop = _piece_end(piece, last, at, page_size)
+        page, token = piece // page_size, piece % page_size
+        place = np.int64(table_P[page]) * page_stride + v_offset + token * size
+        x_at = line * across + piece - at
+        if wide == size:
+            for d in range(0, size, PANEL):
+                multiply_add(
+                    lines, scores_LT, x_at, across, pool, place + d, size, stop - piece, sums_LD, line * wide + d, wide
+                )
+        else:
+            for t in range(stop - piece):
+                values[t * wide : t * wide + size] = pool[place + t * size : place + (t + 1) * size]
+            for d in range(0, wide, PANEL):
+                multiply_add(
+                    lines, scores_LT, x_at, across, values, d, wide, stop - piece, sums_LD, line * wide + d, wide
+                )
+        piece = stop
 
 
 @ordered()
-def _weigh(scores_T: Any, peak_G: Any, total_G: Any, g: int, out_D: Any) -> None:
-    """Turn a block's scores into weights, and bring what was summed before to the new peak."""
-    best = ordered_bits(np.float32(peak_G[g]).view(np.int32))
+def _piece_end(start: int, last: int, at: int, page_size: int) -> int:
+    return min(last, (start // page_size + 1) * page_size, at + ((start - at) // PANEL + 1) * PANEL)
+
+
+@ordered()
+def _turn_keys(
+    pool: Any, place: Any, token: int, count: int, page_size: int, size: int, column: int, keys: Any
+) -> None:
+    """Write the keys of a piece as columns, from `column` on; of a page of whole eights also those beside the piece."""
+    if page_size % 8 == 0 and size % 8 == 0:
+        extra = token % 8
+        for t in range(0, count + extra, 8):
+            for d in range(0, size, 8):
+                at = place + (token - extra + t) * size + d
+                transpose(pool, at, size, keys, d * PANEL + column - extra + t, PANEL)
+    else:
+        for t in range(count):
+            for d in range(size):
+                keys[d * PANEL + column + t] = pool[place + (token + t) * size + d]
+
+
+@ordered()
+def _weigh(scores_T: Any, scale: Any, state_2L: Any, line: int, sums_D: Any) -> None:
+    """Turn a line's scores into weights, and bring what was summed before to the new peak."""
+    old = state_2L[0, line]
+    for t in range(scores_T.shape[0]):
+        scores_T[t] *= scale
+    best = ordered_bits(np.float32(old).view(np.int32))
     for bits in scores_T.view(np.int32):  # compared as integers, which is vector code; a NaN wins or is passed over
         best = max(best, ordered_bits(bits))
     peak = np.int32(ordered_bits(best)).view(np.float32)
-    if peak != peak_G[g]:
-        shrink = exp32(peak_G[g] - peak)
-        peak_G[g] = peak
-        total_G[g] *= shrink
-        for d in range(out_D.shape[0]):
-            out_D[d] *= shrink
+    if peak != old:
+        shrink = exp32(old - peak)
+        state_2L[0, line] = peak
+        state_2L[1, line] *= shrink
+        for d in range(sums_D.shape[0]):
+            sums_D[d] *= shrink
     for t in range(scores_T.shape[0]):
         scores_T[t] = exp32(scores_T[t] - peak)
-    total_G[g] += _sum(scores_T)
+    state_2L[1, line] += _sum(scores_T)
 
 
 @reducing()
@@ -131,45 +243,3 @@ def _sum(x_T: Any) -> Any:
     for t in range(x_T.shape[0]):
         total += x_T[t]
     return total
-
-
-# Two loops over a page (flat here). Four tokens a round share the loads of q and out, which is three times as fast;
-# unsigned indices spare a test for negative ones, which would keep the loops from becoming vector code.
-
-
-@reducing()
-def _score(q_D: Any, k_TD: Any, scale: Any, scores_T: Any) -> None:
-    size, tokens = np.uint64(q_D.shape[0]), np.uint64(scores_T.shape[0])
-    rounds = tokens // np.uint64(4) * np.uint64(4)
-    for t in range(np.uint64(0), rounds, np.uint64(4)):
-        a = b = c = e = np.float32(0.0)
-        k0 = t * size
-        k1, k2, k3 = k0 + size, k0 + size + size, k0 + size + size + size
-        for d in range(size):
-            a += q_D[d] * k_TD[k0 + d]
-            b += q_D[d] * k_TD[k1 + d]
-            c += q_D[d] * k_TD[k2 + d]
-            e += q_D[d] * k_TD[k3 + d]
-        scores_T[t], scores_T[t + np.uint64(1)] = a * scale, b * scale
-        scores_T[t + np.uint64(2)], scores_T[t + np.uint64(3)] = c * scale, e * scale
-    for t in range(rounds, tokens, np.uint64(1)):
-        a = np.float32(0.0)
-        for d in range(size):
-            a += q_D[d] * k_TD[t * size + d]
-        scores_T[t] = a * scale
-
-
-@ordered()
-def _mix(weights_T: Any, v_TD: Any, out_D: Any) -> None:
-    size, tokens = np.uint64(out_D.shape[0]), np.uint64(weights_T.shape[0])
-    rounds = tokens // np.uint64(4) * np.uint64(4)
-    for t in range(np.uint64(0), rounds, np.uint64(4)):
-        a, b = weights_T[t], weights_T[t + np.uint64(1)]
-        c, e = weights_T[t + np.uint64(2)], weights_T[t + np.uint64(3)]
-        v0 = t * size
-        v1, v2, v3 = v0 + size, v0 + size + size, v0 + size + size + size
-        for d in range(size):
-            out_D[d] = out_D[d] + a * v_TD[v0 + d] + b * v_TD[v1 + d] + c * v_TD[v2 + d] + e * v_TD[v3 + d]
-    for t in range(rounds, tokens, np.uint64(1)):
-        for d in range(size):
-            out_D[d] += weights_T[t] * v_TD[t * size + d]

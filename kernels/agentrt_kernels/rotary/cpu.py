@@ -36,8 +36,14 @@ def rotary(
 @ordered()
 def _norm_heads(x_NGD: Any, num_heads: int, num_keys: int, q_weight_D: Any, k_weight_D: Any, eps: Any) -> None:
     for n in range(x_NGD.shape[0]):
-        for g in range(num_heads + num_keys):
-            norm_row(x_NGD[n, g], q_weight_D if g < num_heads else k_weight_D, eps, x_NGD[n, g])
+        norm_heads(x_NGD[n], num_heads, num_keys, q_weight_D, k_weight_D, eps)
+
+
+@ordered()
+def norm_heads(x_GD: Any, num_heads: int, num_keys: int, q_weight_D: Any, k_weight_D: Any, eps: Any) -> None:
+    """One row's queries and keys, in place."""
+    for g in range(num_heads + num_keys):
+        norm_row(x_GD[g], q_weight_D if g < num_heads else k_weight_D, eps, x_GD[g])
 
 
 @ordered()
@@ -55,16 +61,28 @@ def _rotary(
     heads_NGD: Any, cos_TR: Any, sin_TR: Any, positions_N: Any, table_of_N: Any, tables_SP: Any,
     pool: Any, page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, q_NHD: Any,
 ) -> None:  # fmt: skip
-    num_heads, size = q_NHD.shape[1], q_NHD.shape[2]
     for n in range(heads_NGD.shape[0]):
         position = positions_N[n]
-        cos_R, sin_R = cos_TR[position], sin_TR[position]
-        for h in range(num_heads):
-            _turn(heads_NGD[n, h], cos_R, sin_R, q_NHD[n, h])
         page = np.int64(tables_SP[table_of_N[n], position // page_size])
-        start = page * page_stride + layer_offset + (position % page_size) * size
-        for k in range(kv_heads):
-            place = start + k * page_size * size
-            _turn(heads_NGD[n, num_heads + k], cos_R, sin_R, pool[place : place + size])
-            if kv_stride > 0:
-                pool[place + kv_stride : place + kv_stride + size] = heads_NGD[n, num_heads + kv_heads + k]
+        place = page * page_stride + layer_offset
+        turn_row(
+            heads_NGD[n], cos_TR[position], sin_TR[position], position, pool, place, page_size, kv_stride, kv_heads,
+            q_NHD[n],
+        )  # fmt: skip
+
+
+@ordered()
+def turn_row(
+    heads_GD: Any, cos_R: Any, sin_R: Any, position: int, pool: Any, place: Any, page_size: int, kv_stride: int,
+    kv_heads: int, q_HD: Any,
+) -> None:  # fmt: skip
+    """One row: its queries, turned, to `q_HD`; its keys, turned, and values to its place in the page at `place`."""
+    num_heads, size = q_HD.shape
+    for h in range(num_heads):
+        _turn(heads_GD[h], cos_R, sin_R, q_HD[h])
+    start = place + (position % page_size) * size
+    for k in range(kv_heads):
+        at = start + k * page_size * size
+        _turn(heads_GD[num_heads + k], cos_R, sin_R, pool[at : at + size])
+        if kv_stride > 0:
+            pool[at + kv_stride : at + kv_stride + size] = heads_GD[num_heads + kv_heads + k]

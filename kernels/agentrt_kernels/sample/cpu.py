@@ -16,6 +16,8 @@ from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules, Scored
 
 BINS = 1024
 """Eight an octave; weights below 2^-128 share the last one."""
+LANES = 32
+"""Counters of the noise that are computed side by side; each is four ids."""
 SHORTEST_RACE = 2.9e-8
 """Below the least E there is, -log(1 - 2^-25)."""
 
@@ -49,13 +51,14 @@ def score(
 def _sample(
     begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, seeds_B: Any, positions_B: Any, drawn: Any
 ) -> None:
+    width = min(vocab_size, logits_BV.shape[1])
+    x_V, w_V = np.empty(width, dtype=np.float64), np.empty(width, dtype=np.float64)
     for row in range(begin, end):
-        _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn)
+        _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn, x_V, w_V)
 
 
 @ordered()
-def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any) -> None:
-    x_V, w_V = np.empty(logits_V.shape[0], dtype=np.float64), np.empty(logits_V.shape[0], dtype=np.float64)
+def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any, x_V: Any, w_V: Any) -> None:
     peak, total, raw_peak, raw_total = _process(logits_V, rules, row, x_V, w_V)
     if not (math.isfinite(peak) and math.isfinite(total)):
         return
@@ -262,33 +265,49 @@ def _ranks_before(w_V: Any, a: int, b: int) -> bool:
 def _race(w_V: Any, seed: Any, position: int) -> int:
     """The winner of the race, argmax w / E. Most ids are out before a logarithm is taken, as -log(u) > 1 - u."""
     best, winner = 0.0, -1
-    words = np.empty(4, dtype=np.uint64)
-    for start in range(0, w_V.shape[0], 4):
-        stop = min(start + 4, w_V.shape[0])
-        highest = 0.0
-        for v in range(start, stop):
-            highest = max(highest, w_V[v])
-        if highest <= best * SHORTEST_RACE:
+    words_4L, products_2L = np.empty((4, LANES), dtype=np.uint64), np.empty((2, LANES), dtype=np.uint64)
+    u_I, none_I = np.empty(4 * LANES, dtype=np.float64), np.full(4 * LANES, 1.0 - SHORTEST_RACE)
+    for start in range(0, w_V.shape[0], 4 * LANES):
+        w_I = w_V[start : start + 4 * LANES]
+        if _hopeful(w_I, none_I, best) == 0:
             continue
-        philox(np.uint64(start // 4), np.uint64(position), np.uint64(0), np.uint64(0), seed, words)
-        for v in range(start, stop):
-            u = (np.float64(words[v - start] >> np.uint64(8)) + 0.5) / 16777216.0
-            if w_V[v] <= best * (1.0 - u) * (1.0 - SLACK):
-                continue
-            speed = w_V[v] / -math.log(u)
-            if speed > best:
-                best, winner = speed, v
+        for lane in range(LANES):
+            words_4L[0, lane], words_4L[1, lane] = np.uint64(start // 4 + lane), np.uint64(position)
+            words_4L[2, lane], words_4L[3, lane] = np.uint64(0), np.uint64(0)
+        philox(words_4L, products_2L, seed)
+        for lane in range(LANES):
+            for word in range(4):
+                u_I[4 * lane + word] = (np.float64(np.int32(words_4L[word, lane] >> np.uint64(8))) + 0.5) / 16777216.0
+        if _hopeful(w_I, u_I, best * (1.0 - SLACK)) == 0:
+            continue
+        for i in range(w_I.shape[0]):
+            if w_I[i] > best * (1.0 - u_I[i]) * (1.0 - SLACK):
+                speed = w_I[i] / -math.log(u_I[i])
+                if speed > best:
+                    best, winner = speed, start + i
     return winner
 
 
 @ordered()
-def philox(a: Any, b: Any, c: Any, d: Any, seed: Any, words: Any) -> None:
-    """Philox4x32-10 of one counter into `words`; the key is the seed's two halves."""
-    low32, shift = np.uint64(0xFFFFFFFF), np.uint64(32)
+def _hopeful(w_I: Any, u_I: Any, best: float) -> int:
+    """How many may still win."""
+    count = 0
+    for i in range(w_I.shape[0]):
+        count += w_I[i] > best * (1.0 - u_I[i])
+    return count
+
+
+@ordered()
+def philox(words_4L: Any, products_2L: Any, seed: Any) -> None:
+    """Philox4x32-10 of each lane's counter, in its place; the key is the seed's two halves. Lane by lane is vector code."""
+    low32, shift, lanes = np.uint64(0xFFFFFFFF), np.uint64(32), words_4L.shape[1]
     key_low, key_high = seed & low32, seed >> shift
     for _ in range(10):
-        first, second = a * np.uint64(0xD2511F53), c * np.uint64(0xCD9E8D57)
-        a, b = (second >> shift) ^ b ^ key_low, second & low32
-        c, d = (first >> shift) ^ d ^ key_high, first & low32
+        for lane in range(lanes):
+            products_2L[0, lane] = (words_4L[0, lane] & low32) * np.uint64(0xD2511F53)
+            products_2L[1, lane] = (words_4L[2, lane] & low32) * np.uint64(0xCD9E8D57)
+        for lane in range(lanes):
+            words_4L[0, lane] = (products_2L[1, lane] >> shift) ^ words_4L[1, lane] ^ key_low
+            words_4L[2, lane] = (products_2L[0, lane] >> shift) ^ words_4L[3, lane] ^ key_high
+            words_4L[1, lane], words_4L[3, lane] = products_2L[1, lane] & low32, products_2L[0, lane] & low32
         key_low, key_high = (key_low + np.uint64(0x9E3779B9)) & low32, (key_high + np.uint64(0xBB67AE85)) & low32
-    words[0], words[1], words[2], words[3] = a, b, c, d

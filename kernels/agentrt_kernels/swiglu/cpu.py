@@ -16,8 +16,14 @@ def swiglu(gate_up_NE: Tensor) -> Tensor:
 
 @ordered()
 def _swiglu(first: int, last: int, gate_up_NE: Any, out_NF: Any) -> None:
-    width = out_NF.shape[1]
     for n in range(first, last):
-        for f in range(width):
-            gate = gate_up_NE[n, f]
-            out_NF[n, f] = gate * sigmoid32(gate) * gate_up_NE[n, width + f]
+        swiglu_row(gate_up_NE[n], out_NF[n])
+
+
+@ordered()
+def swiglu_row(gate_up_E: Any, out_F: Any) -> None:
+    """One row."""
+    width = out_F.shape[0]
+    for f in range(width):
+        gate = gate_up_E[f]
+        out_F[f] = gate * sigmoid32(gate) * gate_up_E[width + f]

@@ -146,6 +146,41 @@ def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any]) ->
     assert all(torch.equal(logits, alone) for logits in found)
 
 
+def one_forward(decoder: Decoder, ids: Tensor, taps: dict[int, Tensor | None]) -> Tensor:
+    """The logits of every position, from empty pages."""
+    layouts, count = decoder.page_layouts(8), -(-len(ids) // 8)
+    kv = [PagedKV(torch.zeros(count * layout.page_stride), layout) for layout in layouts]
+    rows_N, none_N = torch.arange(len(ids)), torch.zeros(len(ids), dtype=torch.int32)
+    tables_GSP = torch.arange(count, dtype=torch.int32).expand(len(layouts), 1, -1).contiguous()
+    return decoder.forward(ids, rows_N, none_N, tables_GSP, kv, rows_N, taps=taps)
+
+
+@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "gemma3-all-kinds"])
+def test_layers_in_one_call_are_the_operations_one_by_one(
+    make_model: Any, run_chunks: Callable[..., Any], name: str
+) -> None:
+    """However many threads go through them: to the bit among themselves, and to rounding of the other."""
+    family, changes = MODELS[name]
+    decoder, threads = load(make_model(family, **changes)[0], "cpu"), torch.get_num_threads()
+    prompts = [prompt(37), prompt(19, seed=1)]
+    found = []
+    try:
+        for count in (1, 2, 5):
+            torch.set_num_threads(count)
+            found.append(run_chunks(decoder, prompts, 16))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, first) for others in found[1:] for one, first in zip(others, found[0], strict=True))
+    taps: dict[int, Tensor | None] = dict.fromkeys((0, 1, len(decoder.layers)))
+    once = one_forward(decoder, prompts[0], taps)
+    tapped = dict(taps)
+    decoder.stack = None
+    torch.testing.assert_close(one_forward(decoder, prompts[0], taps), once, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(tapped, taps, atol=1e-4, rtol=1e-5)
+    for one, first in zip(run_chunks(decoder, prompts, 16), found[0], strict=True):
+        torch.testing.assert_close(one, first, atol=1e-4, rtol=1e-5)
+
+
 def test_no_rows_wanted(make_model: Any) -> None:
     decoder = load(make_model("Llama")[0], "cpu")
     (layout,) = decoder.page_layouts(4)

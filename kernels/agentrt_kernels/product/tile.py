@@ -1,0 +1,149 @@
+"""The innermost loops of products, written out as LLVM instructions: a few rows times one panel, and a transposition.
+
+numba turns plain loops into vector code by guessing; here nothing is left to guess. A tile keeps all of its sums in
+registers, reads each weight once, and takes the terms of every sum in their order, one fused multiply and add each. So
+an element has the same bits whatever tile it is computed in. LLVM writes the instructions of the machine at hand.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from agentrt_kernels.compiled import declared
+
+PANEL = 16
+"""Columns (outputs) of a panel."""
+WIDTH = 8
+"""Floats of a vector: of AVX2's registers, and two of NEON's."""
+MOST_ROWS = 6
+"""Rows of a tile at most: 6 x 2 sums, two weights and a row's element fit the 16 registers."""
+
+_INT, _FLOAT = ir.IntType(64), ir.FloatType()
+_VECTOR, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
+
+
+def make_tile(rows: int, *, adds: bool = False) -> Callable[..., None]:
+    """`tile(x, x_at, x_stride, panel, panel_at, panel_stride, depth, out, out_at, out_stride)`, for compiled code.
+
+    It works on so many rows. `x`, `panel` and `out` are contiguous arrays; places and strides count elements. `depth`
+    terms, at least one, are summed, on top of what `out` has if the tile `adds`. The columns of a panel lie next to one
+    another, those of the next term `panel_stride` further on. A panel of float16 has its bits as uint16.
+    """
+
+    @intrinsic
+    def tile(
+        typing: Any, x: Any, x_at: Any, x_stride: Any, panel: Any, panel_at: Any, panel_stride: Any, depth: Any, out: Any,
+        out_at: Any, out_stride: Any,
+    ) -> Any:  # fmt: skip
+        signature = types.void(x, *[types.intp] * 2, panel, *[types.intp] * 3, out, *[types.intp] * 2)
+        is_half = panel.dtype == types.uint16
+
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            x_at, x_stride, panel_at, panel_stride, depth, out_at, out_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
+            x, panel, out = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3, 7))
+            inputs = [_place(builder, x, x_at, x_stride, row) for row in range(rows)]
+            targets = [
+                [
+                    _vector_at(builder, _place(builder, out, out_at, out_stride, row), half)
+                    for half in range(PANEL // WIDTH)
+                ]
+                for row in range(rows)
+            ]
+            zero = ir.Constant(_VECTOR, None)
+            before = [[builder.load(place, align=4) if adds else zero for place in row] for row in targets]
+            panel = builder.gep(panel, [panel_at])
+            after = _loop(builder, inputs, panel, panel_stride, depth, is_half, before)
+            for places, sums in zip(targets, after, strict=True):
+                for place, total in zip(places, sums, strict=True):
+                    builder.store(total, place, align=4)
+            return context.get_dummy_value()
+
+        return signature, generate
+
+    found: Callable[..., None] = tile
+    return found
+
+
+def _transpose(typing: Any, x: Any, x_at: Any, x_stride: Any, out: Any, out_at: Any, out_stride: Any) -> Any:
+    signature = types.void(x, *[types.intp] * 2, out, *[types.intp] * 2)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        x, out = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3))
+        rows = [
+            builder.load(_vector_at(builder, _place(builder, x, args[1], args[2], row), 0), align=4) for row in range(8)
+        ]
+        for distance in (1, 2, 4):  # swap the blocks of this size that lie off the diagonal
+            for row in (row for row in range(8) if not row & distance):
+                pair = rows[row], rows[row + distance]
+                for which in (0, 1):
+                    lanes = [lane if not lane & distance else lane - distance + 8 for lane in range(8)]
+                    rows[row + which * distance] = _shuffle(builder, *pair, [lane + which * distance for lane in lanes])
+        for row in range(8):
+            builder.store(rows[row], _vector_at(builder, _place(builder, out, args[4], args[5], row), 0), align=4)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+transpose: Callable[..., None] = intrinsic(_transpose)
+"""`transpose(x, x_at, x_stride, out, out_at, out_stride)` writes 8 rows of 8 floats as 8 columns, for compiled code."""
+
+
+def _loop(
+    builder: Any, inputs: list[Any], panel: Any, panel_stride: Any, depth: Any, is_half: bool, start: list[list[Any]]
+) -> list[list[Any]]:
+    """The loop over the terms; what it leaves is two vectors of sums for each row."""
+    before = builder.block
+    loop, after = builder.append_basic_block("terms"), builder.append_basic_block("summed")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    term = builder.phi(_INT)
+    term.add_incoming(_INT(0), before)
+    sums = [[builder.phi(_VECTOR) for _ in range(PANEL // WIDTH)] for _ in inputs]
+    panel = builder.gep(panel, [builder.mul(term, panel_stride)])
+    weights = [_load(builder, panel, half, is_half) for half in range(PANEL // WIDTH)]
+    multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", _VECTOR, *[_VECTOR] * 3)
+    following = builder.add(term, _INT(1))
+    term.add_incoming(following, loop)
+    for row, place in enumerate(inputs):
+        x = _spread(builder, builder.load(builder.gep(place, [term])))
+        for half, total in enumerate(sums[row]):
+            total.add_incoming(start[row][half], before)
+            total.add_incoming(builder.call(multiply_add, [x, weights[half], total]), loop)
+    builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
+    builder.position_at_end(after)
+    return [[total.incomings[1][0] for total in row] for row in sums]
+
+
+def _load(builder: Any, panel: Any, half: int, is_half: bool) -> Any:
+    """Half of a panel's weights for one term, as floats."""
+    if not is_half:
+        return builder.load(_vector_at(builder, panel, half), align=4)
+    place = builder.bitcast(builder.gep(panel, [_INT(half * WIDTH)]), _HALVES.as_pointer())
+    return builder.fpext(builder.load(place, align=2), _VECTOR)
+
+
+def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
+
+
+def _vector_at(builder: Any, place: Any, vector: int) -> Any:
+    return builder.bitcast(builder.gep(place, [_INT(vector * WIDTH)]), _VECTOR.as_pointer())
+
+
+def _spread(builder: Any, x: Any) -> Any:
+    """A vector of the same number throughout."""
+    empty, lanes = ir.Constant(_VECTOR, ir.Undefined), ir.VectorType(ir.IntType(32), WIDTH)
+    first = builder.insert_element(empty, x, ir.IntType(32)(0))
+    return builder.shuffle_vector(first, empty, ir.Constant(lanes, None))
+
+
+def _place(builder: Any, array: Any, start: Any, stride: Any, row: int) -> Any:
+    return builder.gep(array, [builder.add(start, builder.mul(stride, _INT(row)))])
+
+
+def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
+    return context.make_array(kind)(context, builder, array).data
