@@ -34,6 +34,8 @@ LAST_MEMBER = 1.0
 ENTER, STAY = 0.95, 1.2
 """Of the ids that fit the pool, at most, in conversations that are at work or will be soon: for one to come in without KV, and
 for one to go on with what it has. Between the two nobody goes in and out."""
+MOST_OVERFILL, CHEAP = 0.6, 0.01
+"""What more is let in where it costs no more than these seconds to give up a conversation."""
 SOON = 2.0
 """Seconds."""
 OUTSIDE, PAUSED, WANTED = range(3)
@@ -123,13 +125,26 @@ class Priced:
         More would take turns in the pool, and each would have to bring its KV back, or compute it again, at each turn.
         """
         room, used, without = pool.pages * pool.page_size, 0.0, EVERYBODY.without
+        more = self._overfill(leases, pool)
         for lease in leases:
             used += lease.context * self._soon(lease)
-            if used > ENTER * room:
+            if used > (ENTER + more) * room:
                 without = min(without, lease.rank)
-            if used > STAY * room:
+            if used > (STAY + more) * room:
                 return Inside(lease.rank, without)
         return Inside(EVERYBODY.with_kv, without)
+
+    def _overfill(self, leases: Sequence[LeaseView], pool: PoolView) -> float:
+        """How much more may be let in: the less, the more it costs to give up a conversation of middling length."""
+        contexts = [lease.context for lease in leases if lease.context]
+        if not contexts:
+            return 0.0
+        typical = sum(contexts) // len(contexts)
+        lease = leases[0]._replace(tokens=typical, unshared=typical, is_saved=False)
+        has_host = pool.host_free * pool.page_size > typical
+        price = pool.rates.fixed_share / (pool.pages * pool.page_size)
+        cost = give_up(lease, pool.rates, price, has_host=has_host).seconds
+        return MOST_OVERFILL * min(CHEAP / cost, 1.0) if cost else 0.0
 
     def _soon(self, lease: LeaseView) -> float:
         """The chance that it is at work soon."""
