@@ -1,5 +1,6 @@
 """`agentrt run --ray` on a cluster of two nodes on this machine, by Ray's own test utilities."""
 
+import json
 import os
 import signal
 import subprocess
@@ -72,4 +73,9 @@ def test_a_killed_worker_costs_no_episode_and_the_ids_are_those_of_one_process(a
     assert "2 workers, one a node, over 2 engines" in said
     subprocess.run([*RUN, str(here)], check=True, timeout=300)
     assert len(results(here)) == 12
+    assert results(there) == results(here)
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:7]))
+    resumed = [*RUN[:4], "--resume", str(there), "--ray", address, "--json"]
+    done = subprocess.run(resumed, check=True, timeout=300, capture_output=True, text=True)
+    assert json.loads(done.stdout.splitlines()[-1])["attempts"] == 5
     assert results(there) == results(here)
