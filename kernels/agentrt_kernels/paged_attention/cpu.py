@@ -23,7 +23,7 @@ from torch import Tensor
 from agentrt_kernels.compiled import array, exp32, ordered, ordered_bits, reducing, spread
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.product.cpu import multiply, multiply_add
-from agentrt_kernels.product.tile import PANEL, transpose
+from agentrt_kernels.product.tile import PANEL, prefetch, transpose
 
 KEYS = 64
 """Keys of a block; one page if that is larger."""
@@ -153,15 +153,16 @@ def _attend_block(
     q_LD, sums_LD, scores_LT, state_2L, keys, values = scratch
     size, wide, across = q_LD.shape[1], sums_LD.shape[1], scores_LT.shape[1]
     line, lines = begin * group, (end - begin) * group
-    first, last = at + block, at
+    first, reach = at + block, at
     for r in range(begin, end):
-        first, last = min(first, _first_key(positions_R[r], window)), max(last, positions_R[r] + 1)
-    first, last = max(first, at), min(last, at + block)
+        first, reach = min(first, _first_key(positions_R[r], window)), max(reach, positions_R[r] + 1)
+    first, last = max(first, at), min(reach, at + block)
     piece = first
     while piece < last:
         stop = _piece_end(piece, last, at, page_size)
         page, token = piece // page_size, piece % page_size
         place = np.int64(table_P[page]) * page_stride + k_offset
+        _fetch(pool, place - k_offset + v_offset + token * size, (stop - piece) * size)
         _turn_keys(pool, place, token, stop - piece, page_size, size, (piece - at) % PANEL, keys)
         piece = stop
         if piece == last or (piece - at) % PANEL == 0:
@@ -178,6 +179,9 @@ def _attend_block(
         stop = _piece_end(piece, last, at, page_size)
         page, token = piece // page_size, piece % page_size
         place = np.int64(table_P[page]) * page_stride + v_offset + token * size
+        if piece + block < reach:
+            following = np.int64(table_P[(piece + block) // page_size]) * page_stride + k_offset + token * size
+            _fetch(pool, following, (stop - piece) * size)
         x_at = line * across + piece - at
         if wide == size:
             for d in range(0, size, PANEL):
@@ -192,6 +196,13 @@ def _attend_block(
                     lines, scores_LT, x_at, across, values, d, wide, stop - piece, sums_LD, line * wide + d, wide
                 )
         piece = stop
+
+
+@ordered()
+def _fetch(pool: Any, place: Any, count: int) -> None:
+    """Have memory read ahead: pages lie apart, and the processor by itself reads ahead within a stretch only."""
+    for at in range(0, count, 16):
+        prefetch(pool, place + at)
 
 
 @ordered()

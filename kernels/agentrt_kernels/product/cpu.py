@@ -20,10 +20,13 @@ Panels = NDArray[np.uint16] | NDArray[np.float32]
 """Flat: panel by panel, then term by term, the panel's columns. The last panel is filled up with zeros."""
 BLOCK_ROWS = 48
 """Rows that all panels of a stretch see before the next rows come: both stay in the second-level cache."""
+WIDE = 4
+"""Panels that one row takes at once."""
 MOST_PANELS = 8
 """Panels of a stretch at most."""
 
 _tile_1, _tile_2, _tile_3, _tile_4, _tile_5, _tile_6 = (make_tile(rows) for rows in range(1, MOST_ROWS + 1))
+_wide = make_tile(1, panels=WIDE)
 _adds_1, _adds_2, _adds_3, _adds_4, _adds_5, _adds_6 = (make_tile(rows, adds=True) for rows in range(1, MOST_ROWS + 1))
 
 
@@ -56,7 +59,7 @@ def product(x_NI: Tensor, panels: Panels, outputs: int) -> Tensor:
 @ordered()
 def panels_of_stretch(width: int) -> int:
     """Few enough that the stretches of one product can be dealt evenly."""
-    return max(1, min(MOST_PANELS, width // (16 * PANEL)))
+    return MOST_PANELS if width >= 12 * MOST_PANELS * PANEL else WIDE
 
 
 @ordered()
@@ -70,6 +73,9 @@ def multiply_panels(first: int, last: int, x_NI: Any, panels: Any, panels_at: in
     rows, depth = x_NI.shape
     width = out_NO.shape[1]
     last = min(last, width // PANEL)
+    while rows == 1 and first + WIDE <= last:
+        _wide(x_NI, 0, depth, panels, panels_at + first * depth * PANEL, PANEL, depth, out_NO, first * PANEL, width)
+        first += WIDE
     for start in range(0, rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, rows - start)
         for panel in range(first, last):

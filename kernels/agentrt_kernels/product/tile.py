@@ -25,12 +25,13 @@ _INT, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
 
 
-def make_tile(rows: int, *, adds: bool = False) -> Callable[..., None]:
+def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[..., None]:
     """`tile(x, x_at, x_stride, panel, panel_at, panel_stride, depth, out, out_at, out_stride)`, for compiled code.
 
     It works on so many rows. `x`, `panel` and `out` are contiguous arrays; places and strides count elements. `depth`
     terms, at least one, are summed, on top of what `out` has if the tile `adds`. The columns of a panel lie next to one
-    another, those of the next term `panel_stride` further on. A panel of float16 has its bits as uint16.
+    another, those of the next term `panel_stride` further on. A panel of float16 has its bits as uint16. With more than one
+    of the `panels`, each begins where the one before ends; a single row needs several, or it waits for its own sums.
     """
 
     @intrinsic
@@ -47,15 +48,16 @@ def make_tile(rows: int, *, adds: bool = False) -> Callable[..., None]:
             inputs = [_place(builder, x, x_at, x_stride, row) for row in range(rows)]
             targets = [
                 [
-                    _vector_at(builder, _place(builder, out, out_at, out_stride, row), half)
-                    for half in range(PANEL // WIDTH)
+                    _vector_at(builder, _place(builder, out, out_at, out_stride, row), vector)
+                    for vector in range(panels * PANEL // WIDTH)
                 ]
                 for row in range(rows)
             ]
             zero = ir.Constant(_VECTOR, None)
             before = [[builder.load(place, align=4) if adds else zero for place in row] for row in targets]
-            panel = builder.gep(panel, [panel_at])
-            after = _loop(builder, inputs, panel, panel_stride, depth, is_half, before)
+            size = builder.mul(depth, panel_stride)
+            begins = [_place(builder, panel, panel_at, size, place) for place in range(panels)]
+            after = _loop(builder, inputs, begins, panel_stride, depth, is_half, before)
             for places, sums in zip(targets, after, strict=True):
                 for place, total in zip(places, sums, strict=True):
                     builder.store(total, place, align=4)
@@ -92,27 +94,46 @@ transpose: Callable[..., None] = intrinsic(_transpose)
 """`transpose(x, x_at, x_stride, out, out_at, out_stride)` writes 8 rows of 8 floats as 8 columns, for compiled code."""
 
 
+def _prefetch(typing: Any, x: Any, x_at: Any) -> Any:
+    signature = types.void(x, types.intp)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        number, place = ir.IntType(32), builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        kinds = ir.IntType(8).as_pointer(), number, number, number
+        call = declared(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
+        builder.call(call, [builder.bitcast(place, kinds[0]), number(0), number(2), number(1)])
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+prefetch: Callable[..., None] = intrinsic(_prefetch)
+"""`prefetch(x, x_at)` has the line of memory of that element read to the second-level cache, for compiled code."""
+
+
 def _loop(
-    builder: Any, inputs: list[Any], panel: Any, panel_stride: Any, depth: Any, is_half: bool, start: list[list[Any]]
-) -> list[list[Any]]:
-    """The loop over the terms; what it leaves is two vectors of sums for each row."""
+    builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, depth: Any, is_half: bool,
+    start: list[list[Any]],
+) -> list[list[Any]]:  # fmt: skip
+    """The loop over the terms; what it leaves is two vectors of sums for each row and panel."""
     before = builder.block
     loop, after = builder.append_basic_block("terms"), builder.append_basic_block("summed")
     builder.branch(loop)
     builder.position_at_end(loop)
     term = builder.phi(_INT)
     term.add_incoming(_INT(0), before)
-    sums = [[builder.phi(_VECTOR) for _ in range(PANEL // WIDTH)] for _ in inputs]
-    panel = builder.gep(panel, [builder.mul(term, panel_stride)])
-    weights = [_load(builder, panel, half, is_half) for half in range(PANEL // WIDTH)]
+    sums = [[builder.phi(_VECTOR) for _ in row] for row in start]
+    at = builder.mul(term, panel_stride)
+    columns = [builder.gep(panel, [at]) for panel in panels]
+    weights = [_load(builder, column, half, is_half) for column in columns for half in range(PANEL // WIDTH)]
     multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", _VECTOR, *[_VECTOR] * 3)
     following = builder.add(term, _INT(1))
     term.add_incoming(following, loop)
     for row, place in enumerate(inputs):
         x = _spread(builder, builder.load(builder.gep(place, [term])))
-        for half, total in enumerate(sums[row]):
-            total.add_incoming(start[row][half], before)
-            total.add_incoming(builder.call(multiply_add, [x, weights[half], total]), loop)
+        for vector, total in enumerate(sums[row]):
+            total.add_incoming(start[row][vector], before)
+            total.add_incoming(builder.call(multiply_add, [x, weights[vector], total]), loop)
     builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
     builder.position_at_end(after)
     return [[total.incomings[1][0] for total in row] for row in sums]
