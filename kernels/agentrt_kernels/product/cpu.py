@@ -85,17 +85,22 @@ def multiply_panels(first: int, last: int, x_NI: Any, panels: Any, panels_at: in
 
 
 @ordered()
+def _next_tile(rows: int) -> int:
+    """Rows of the next tile: the last two share what is left, as a tile of few rows waits for its sums."""
+    if rows <= MOST_ROWS:
+        return rows
+    return MOST_ROWS if rows >= 2 * MOST_ROWS else (rows + 1) >> 1
+
+
+@ordered()
 def multiply(
     rows: int, x: Any, x_at: int, x_stride: int, panel: Any, panel_at: int, panel_stride: int, depth: int, out: Any,
     out_at: int, out_stride: int,
 ) -> None:  # fmt: skip
-    """Any number of rows times one panel, in tiles of about equal size; the arguments are a tile's."""
-    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
-    row = 0
-    for tile in range(tiles):
-        count = rows * (tile + 1) // tiles - row
-        at, to = x_at + row * x_stride, out_at + row * out_stride
-        row += count
+    """Any number of rows times one panel; the arguments are a tile's."""
+    at, to = x_at, out_at
+    while rows > 0:
+        count = _next_tile(rows)
         if count == 6:
             _tile_6(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
         elif count == 5:
@@ -108,6 +113,9 @@ def multiply(
             _tile_2(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
         else:
             _tile_1(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+        rows -= count
+        at += count * x_stride
+        to += count * out_stride
 
 
 @ordered()
@@ -116,12 +124,9 @@ def multiply_add(
     out_at: int, out_stride: int,
 ) -> None:  # fmt: skip
     """As `multiply`, on top of what `out` has."""
-    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
-    row = 0
-    for tile in range(tiles):
-        count = rows * (tile + 1) // tiles - row
-        at, to = x_at + row * x_stride, out_at + row * out_stride
-        row += count
+    at, to = x_at, out_at
+    while rows > 0:
+        count = _next_tile(rows)
         if count == 6:
             _adds_6(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
         elif count == 5:
@@ -134,3 +139,6 @@ def multiply_add(
             _adds_2(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
         else:
             _adds_1(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+        rows -= count
+        at += count * x_stride
+        to += count * out_stride
