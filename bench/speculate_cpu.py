@@ -1,6 +1,6 @@
 """Speculative decoding on this CPU, on against off, in pairs in one run: the same ids, and the time they take.
 
-    python bench/speculate_cpu.py [--rounds 7] [--only quote,siblings,free]
+    python bench/speculate_cpu.py [--rounds 7] [--only "siblings, sprout"] [--draft FOLDER]
 
 - quote: SmolLM2-135M answers by quoting the tool result that it just got, as it did in the turn before; greedy, and at
   T = 0.4 (at T = 1 this model quotes little). 1, 2 and 4 live requests. The prompt's prefill is part of the time.
@@ -29,16 +29,17 @@ from agentrt.core.models import find_model
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
-from agentrt.engine.model.decoder import Decoder
-from agentrt.engine.model.loader import load_model
+from agentrt.engine.model.loader import LoadedModel, load_model
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence
+from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.load import load_draft
 from agentrt.engine.step import EngineCore
 from agentrt.env.chat.choose import renderer_for
 from agentrt.env.chat.message import Message
 from agentrt.env.chat.renderer import Family
 from agentrt.env.tool import Tool
-from agentrt_envs.calculator import Calculator
+from agentrt_envs import calculator
 from agentrt_tools.calculator import evaluate
 
 Work = Callable[[EngineCore, int], list[list[int]]]
@@ -48,7 +49,7 @@ Work = Callable[[EngineCore, int], list[list[int]]]
 class Loaded(NamedTuple):
     """A model and what goes with it."""
 
-    decoder: Decoder
+    model: LoadedModel
     tokenizer: Tokenizer
     renderer: Family
 
@@ -58,18 +59,23 @@ def loaded(name: str) -> Loaded:
     """A model by name; read once."""
     folder = find_model(name)
     tokenizer = Tokenizer.load(folder)
-    return Loaded(load_model(folder).decoder, tokenizer, renderer_for(folder, tokenizer))
+    return Loaded(load_model(folder), tokenizer, renderer_for(folder, tokenizer))
 
 
-def engine(name: str, speculate: str) -> EngineCore:
-    """An engine's core over a model."""
-    decoder, tokenizer, _ = loaded(name)
+CLOCK: list[Callable[[], float]] = [time.perf_counter]
+"""The last one is taken: by the script and by the engines, whose gates weigh step times."""
+
+
+def engine(name: str, speculate: str, draft: str = "") -> EngineCore:
+    """An engine's core over a model, with a draft head if it is to speculate."""
+    model, tokenizer, _ = loaded(name)
     spec = EngineSpec(kv_tokens=32_768, speculate="auto" if speculate == "on" else "off")
+    runner, vocab_size = ModelRunner(model.decoder, spec), min(tokenizer.vocab_size, model.decoder.vocab_size)
+    drafter = None
+    if draft and speculate == "on":
+        drafter = Drafter(load_draft(find_model(draft), model), runner, spec, vocab_size)
     return EngineCore(
-        ModelRunner(decoder, spec),
-        spec,
-        vocab_size=min(tokenizer.vocab_size, decoder.vocab_size),
-        bytes_of=tokenizer.bytes_of,
+        runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of, clock=CLOCK[-1], drafter=drafter
     )
 
 
@@ -238,16 +244,16 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
     return medians[draws // 40], medians[-draws // 40]
 
 
-def measure(name: str, model: str, work: Work, rounds: int) -> Row:
+def measure(name: str, model: str, work: Work, rounds: int, draft: str = "") -> Row:
     """Round 0 warms up and is not counted."""
-    cores = {"on": engine(model, "on"), "off": engine(model, "off")}
+    cores = {"on": engine(model, "on", draft), "off": engine(model, "off")}
     ratios, speeds = [], []
     for round_ in range(rounds + 1):
         seconds, texts = {}, {}
         for which in ("on", "off") if round_ % 2 else ("off", "on"):
-            before, started = cores[which].statistics(0).tokens_sampled, time.perf_counter()
+            before, started = cores[which].statistics(0).tokens_sampled, CLOCK[-1]()
             texts[which] = work(cores[which], round_)
-            seconds[which] = time.perf_counter() - started
+            seconds[which] = CLOCK[-1]() - started
             tokens = cores[which].statistics(0).tokens_sampled - before
         assert texts["on"] == texts["off"], f"{name}: other ids with speculation"
         if round_:
@@ -260,44 +266,34 @@ def measure(name: str, model: str, work: Work, rounds: int) -> Row:
     )
 
 
-def rows(only: set[str], rounds: int) -> Iterator[Row]:
-    import anyio
-
-    async def tasks(count: int) -> list[tuple[Message, ...]]:
-        found = []
-        async for task in Calculator().tasks("train"):
-            found.append(tuple(task.messages))
-            if len(found) == count:
-                break
-        return found
-
-    if "siblings" in only:
-        prompts = anyio.run(tasks, 64)
-        for name in ("sprout", "smollm2-135m"):
-            work = siblings(name, 1, prompts, Calculator.tools)
-            yield measure(
-                f"siblings, {name}, a group of 8", name, work, rounds if name == "sprout" else rounds // 2 + 1
-            )
-    if "quote" in only:
-        for live in (1, 2, 4):
-            for temperature in (0.0, 0.4):
-                yield measure(
-                    f"quote, T = {temperature:g}, {live} live", "smollm2-135m", quote(live, temperature), rounds
-                )
-    if "free" in only:
-        for name in ("sprout", "smollm2-135m"):
-            for live in (1, 8, 32):
-                yield measure(f"free, {name}, {live} live", name, free(name, live), rounds)
+def mixes() -> Iterator[tuple[str, str, Work]]:
+    """Name, model and work of each line."""
+    prompts = [tuple(calculator.task("train", index).messages) for index in range(64)]
+    for name in ("sprout", "smollm2-135m"):
+        yield f"siblings, {name}, a group of 8", name, siblings(name, 1, prompts, calculator.Calculator.tools)
+    for live in (1, 2, 4):
+        for temperature in (0.0, 0.4):
+            yield f"quote, T = {temperature:g}, {live} live", "smollm2-135m", quote(live, temperature)
+    for name in ("sprout", "smollm2-135m"):
+        for live in (1, 8, 32):
+            yield f"free, {name}, {live} live", name, free(name, live)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default="siblings,quote,free")
+    parser.add_argument("--only", default="", help="lines whose name has this in it")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="this process's, where others use the machine: an indication"
+    )
+    parser.add_argument("--draft", default="", help="a draft head for the models of these lines, by name or folder")
     options = parser.parse_args()
+    if options.cpu_time:
+        CLOCK.append(time.process_time)
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"}))
-    for row in rows(set(options.only.split(",")), options.rounds):
-        print(row.line(), flush=True)
+    for name, model, work in mixes():
+        if options.only in name:
+            print(measure(name, model, work, options.rounds, options.draft).line(), flush=True)
 
 
 if __name__ == "__main__":

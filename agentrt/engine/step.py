@@ -125,7 +125,7 @@ class EngineCore:
         self.held: list[Sequence] = []
         """Requests that arrived while an update waits for those before them."""
         self.update: Update | None = None
-        self.speculator = Speculator(spec.draft_length, drafter) if spec.speculate == "auto" else None
+        self.speculator = Speculator(spec.draft_length, drafter, clock) if spec.speculate == "auto" else None
         self._totals = _Totals()
         self._lengths = Lengths()
         self._conversations = Conversations(Readiness(spec.order))

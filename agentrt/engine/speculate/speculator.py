@@ -6,6 +6,7 @@ which it is expected to be accepted more; the gate weighs its passes against tha
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from collections.abc import Sequence as List
 from functools import cache
 
@@ -26,8 +27,11 @@ log = structlog.get_logger(__name__)
 class Speculator:
     """One engine's proposers and gate. The core tells it of every request, step and verification."""
 
-    def __init__(self, draft_length: int, drafter: Drafter | None = None) -> None:
+    def __init__(
+        self, draft_length: int, drafter: Drafter | None = None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.memory, self.gate, self.draft_length, self.drafter = Memory(), Gate(), draft_length, drafter
+        self._clock = clock
         self.freshness = Freshness()
         """Of the draft model."""
         self._rates: dict[Sequence, dict[str, Rate]] = {}
@@ -73,7 +77,7 @@ class Speculator:
         """Give each sequence that decodes the draft that the next step is to verify, if any."""
         if not self.gate.wakes():
             return
-        started = time.perf_counter()
+        started = self._clock()
         decoding = [sequence for sequence in running if sequence.is_decoding]
         drafts = self._from_text(decoding)
         rates = [self._rate(sequence, TEXT, draft.kind) for sequence, draft in zip(decoding, drafts, strict=True)]
@@ -81,7 +85,7 @@ class Speculator:
         for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
             sequence.draft = draft.cut(length) if length else NO_DRAFT
         if decoding:
-            self.gate.note_look(lengths, time.perf_counter() - started)
+            self.gate.note_look(lengths, self._clock() - started)
         self._draft_by_model([(decoding[slot], lengths[slot]) for slot in modelled if lengths[slot]])
 
     def verified(self, sequence: Sequence, accepted: int) -> None:
@@ -129,11 +133,11 @@ class Speculator:
     def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
         if self.drafter is None or not wanted:
             return
-        started, longest = time.perf_counter(), max(length for _, length in wanted)
+        started, longest = self._clock(), max(length for _, length in wanted)
         drafts = self.drafter.draft([sequence for sequence, _ in wanted], longest)
         for (sequence, length), draft in zip(wanted, drafts, strict=True):
             sequence.draft = draft.cut(length) if draft.ids else NO_DRAFT
-        self.gate.passes.note(len(wanted), (time.perf_counter() - started) / longest)
+        self.gate.passes.note(len(wanted), (self._clock() - started) / longest)
 
     def _limit(self, sequence: Sequence) -> int:
         return max(0, min(self.draft_length, sequence.max_tokens - sequence.num_sampled - 1))

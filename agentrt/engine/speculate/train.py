@@ -8,8 +8,8 @@ what a tool said is never drafted.
 
     loss = sum over depths s of DECAY^s * mean over rows of - sum_v p(v) log q_s(v)
 
-Suffixes: B sequences, T ids, D the hidden size, F the hidden states of a row side by side, H heads, R dimensions of a head, V
-ids of the target, W ids of the draft.
+Suffixes: B sequences, T ids, D the hidden size, F the hidden states of a row side by side, H heads, R dimensions of a head, N
+rows that are wanted, L those of a depth, V ids of the target, W ids of the draft.
 """
 
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ def policy_pass(
 class DraftTrainer:
     """A head's weights and their optimizer. A hook: `step` is called with what the policy's own update computed anyway."""
 
-    def __init__(self, config: HeadConfig, weights: Mapping[str, Tensor], rate: float = 1e-3) -> None:
+    def __init__(self, config: HeadConfig, weights: Mapping[str, Tensor], rate: float = 3e-3) -> None:
         self.config, self.rate = config, rate
         self.weights = {
             name: tensor.detach().float().clone().requires_grad_()
@@ -94,19 +94,18 @@ class DraftTrainer:
 
     def loss(self, given: Pass, depths: int) -> tuple[Tensor, Report]:
         """The loss over these depths, and what it is made of. Raises `ValueError` if the policy sampled none of the ids."""
-        target_BTW = given.logits_BTV.softmax(-1)[..., self._ids_W]
-        total, overlaps, rows = torch.zeros(()), [], 0
         is_drafted_BT = F.pad(given.is_sampled_BT[:, 1:], (0, 1))
-        for depth, logits_BTW in enumerate(unrolled(self.config, self.weights, given, depths)):
+        rows, is_last_N = int(is_drafted_BT.sum()), torch.ones(int(is_drafted_BT.sum()), dtype=torch.bool)
+        p_NW = given.logits_BTV[is_drafted_BT].softmax(-1)[:, self._ids_W]
+        total, overlaps = torch.zeros(()), []
+        for depth, logits_NW in enumerate(unrolled(self.config, self.weights, given, is_drafted_BT, depths)):
             if depth:  # the ids of the chain were drafted too
-                is_drafted_BT = is_drafted_BT & _later(given.is_sampled_BT, depth - 1)
-            p_RW, logq_RW = target_BTW[is_drafted_BT], logits_BTW[is_drafted_BT].log_softmax(-1)
-            if not depth:
-                rows = len(p_RW)
-            if not len(p_RW):
+                is_last_N = is_last_N & _later(given.is_sampled_BT, depth - 1)[is_drafted_BT]
+            if not is_last_N.any():
                 break
-            total = total - DECAY**depth * (p_RW * logq_RW).sum(-1).mean()
-            overlaps.append(torch.minimum(p_RW, logq_RW.detach().exp()).sum(-1).mean().item())
+            p_LW, logq_LW = p_NW[is_last_N], logits_NW[is_last_N].log_softmax(-1)
+            total = total - DECAY**depth * (p_LW * logq_LW).sum(-1).mean()
+            overlaps.append(torch.minimum(p_LW, logq_LW.detach().exp()).sum(-1).mean().item())
         if not rows:
             raise ValueError("none of these ids was sampled by the policy: there is nothing to learn from")
         return total, Report(total.item(), overlaps, rows)
@@ -125,8 +124,13 @@ class DraftTrainer:
         return {f"draft.{name}": tensor for name, tensor in self.state().items() if tensor.is_floating_point()}
 
 
-def unrolled(config: HeadConfig, weights: Mapping[str, Tensor], given: Pass, depths: int) -> list[Tensor]:
-    """`logits_BTW` at each depth: row j says id j + 1, from true features of the rows up to j - depth."""
+def unrolled(
+    config: HeadConfig, weights: Mapping[str, Tensor], given: Pass, is_wanted_BT: Tensor, depths: int
+) -> list[Tensor]:
+    """At each depth `logits_NW` of the rows that are wanted: row j says id j + 1, from true features up to row j - depth.
+
+    Of other rows only keys and values are computed, and that at the first depth; a chain needs no others.
+    """
     tables = rope_tables(config.rope, config.head_dim, given.token_ids_BT.shape[1])
     embedded_BTD = given.embedding_VD[given.token_ids_BT]
     fused_BTD = F.linear(given.hidden_BTF, weights["fc.weight"]) if config.kind == "eagle3" else given.hidden_BTF
@@ -145,9 +149,10 @@ def unrolled(config: HeadConfig, weights: Mapping[str, Tensor], given: Pass, dep
         values.append(v.repeat_interleave(repeats, dim=2))
         attended_BTD = _attended(_turned(q, tables), keys, values).flatten(2)
         residual_BTD = residual_BTD + F.linear(attended_BTD, weights[f"{config.prefix}self_attn.o_proj.weight"])
-        hidden_BTD = residual_BTD + _mlp(config, weights, residual_BTD)
-        found.append(_logits(config, weights, hidden_BTD, given.output_VD))
-        features_BTD = _later(hidden_BTD, 1)
+        hidden_ND = residual_BTD[is_wanted_BT]
+        hidden_ND = hidden_ND + _mlp(config, weights, hidden_ND)
+        found.append(_logits(config, weights, hidden_ND, given.output_VD))
+        features_BTD = _later(torch.zeros_like(residual_BTD).masked_scatter(is_wanted_BT[..., None], hidden_ND), 1)
     return found
 
 
@@ -185,16 +190,16 @@ def _attended(q_BTHR: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tenso
     return out_BTHR
 
 
-def _mlp(config: HeadConfig, weights: Mapping[str, Tensor], residual_BTD: Tensor) -> Tensor:
-    x_BTD = _norm(config, residual_BTD, weights[f"{config.prefix}post_attention_layernorm.weight"])
-    gate, up = (F.linear(x_BTD, weights[f"{config.prefix}mlp.{name}_proj.weight"]) for name in ("gate", "up"))
+def _mlp(config: HeadConfig, weights: Mapping[str, Tensor], residual_ND: Tensor) -> Tensor:
+    x_ND = _norm(config, residual_ND, weights[f"{config.prefix}post_attention_layernorm.weight"])
+    gate, up = (F.linear(x_ND, weights[f"{config.prefix}mlp.{name}_proj.weight"]) for name in ("gate", "up"))
     return F.linear(F.silu(gate) * up, weights[f"{config.prefix}mlp.down_proj.weight"])
 
 
-def _logits(config: HeadConfig, weights: Mapping[str, Tensor], hidden_BTD: Tensor, output_VD: Tensor) -> Tensor:
+def _logits(config: HeadConfig, weights: Mapping[str, Tensor], hidden_ND: Tensor, output_VD: Tensor) -> Tensor:
     if config.kind == "eagle3":
-        return F.linear(_norm(config, hidden_BTD, weights["norm.weight"]), weights["lm_head.weight"])
-    return F.linear(_norm(config, hidden_BTD, weights[f"{config.prefix}shared_head.norm.weight"]), output_VD)
+        return F.linear(_norm(config, hidden_ND, weights["norm.weight"]), weights["lm_head.weight"])
+    return F.linear(_norm(config, hidden_ND, weights[f"{config.prefix}shared_head.norm.weight"]), output_VD)
 
 
 def _norm(config: HeadConfig, x_BTD: Tensor, weight_D: Tensor) -> Tensor:

@@ -38,7 +38,13 @@ def test_training_unrolls_what_is_drafted(kind: Kind, tmp_path: Path) -> None:
         head.fuse = lambda taken_NF: taken_NF  # type: ignore[method-assign]
         one = one._replace(output_VD=torch.randn(VOCAB, 24, generator=torch.Generator().manual_seed(5)))
         head.target.head.load(one.output_VD)
-    trained = unrolled(head.config, {name: tensor.float() for name, tensor in weights.items()}, one, depths)
+    trained = unrolled(
+        head.config,
+        {name: tensor.float() for name, tensor in weights.items()},
+        one,
+        torch.ones_like(IDS).bool(),
+        depths,
+    )
     (layout,) = head.page_layouts(4)
     tables, length = torch.tensor([[[0, 1, 2]]], dtype=torch.int32), IDS.shape[1]
     features = torch.cat([torch.zeros(1, 24), head.fuse(one.hidden_BTF[0])])[:length]
@@ -49,7 +55,7 @@ def test_training_unrolls_what_is_drafted(kind: Kind, tmp_path: Path) -> None:
             IDS[0, rows], rows, rows.int() * 0, tables, kv, torch.tensor([start - 1]), features[rows].contiguous()
         )
         for depth in range(depths):
-            torch.testing.assert_close(step.logits_MV[0], trained[depth][0, start - 1 + depth], atol=6e-3, rtol=5e-3)
+            torch.testing.assert_close(step.logits_MV[0], trained[depth][start - 1 + depth], atol=6e-3, rtol=5e-3)
             place = torch.tensor([start + depth])
             assert step.features_MD is not None
             step = head.forward(IDS[0, place], place, place.int() * 0, tables, kv, torch.tensor([0]), step.features_MD)
