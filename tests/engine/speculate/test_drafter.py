@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heads import VOCAB, make_core, random_weights, target, write_draft
@@ -11,9 +12,11 @@ from heads import VOCAB, make_core, random_weights, target, write_draft
 from agentrt.core.spec import SamplingParams, Verifier
 from agentrt.core.tokens import Tokens
 from agentrt.engine.model.decoder import expected_shapes
+from agentrt.engine.sampler import laws_of
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.head import Step
 from agentrt.engine.step import EngineCore, Update
+from agentrt_kernels.sample.reference import probabilities
 
 KINDS = ["eagle3", "mtp", "small"]
 
@@ -209,6 +212,37 @@ def test_recorded_q_is_what_was_drawn_from(verifier: Verifier, tmp_path: Path) -
     assert counts.sum() > 400
     assert statistic < degrees + 4 * (2 * degrees) ** 0.5
     assert sum(one.accepted for one in sequences) > 0
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+def test_row_9_chi_square_of_what_is_committed(verifier: Verifier, tmp_path: Path) -> None:
+    """The first id of each verification against the law at its row: real logits, drafts drawn by a model, all cuts on."""
+    core = make_core(write_draft(tmp_path, "mtp"), verifier=verifier, max_batch=64)
+    params = SamplingParams(temperature=0.8, top_k=5, top_p=0.9, presence_penalty=0.4)
+    sequences = [submit(core, prompt(2), params=params, seed=seed, max_tokens=6) for seed in range(300)]
+    counts, expected, commit = np.zeros(VOCAB), np.zeros(VOCAB), core._commit
+
+    def watch(sampling: list[Sequence], logits_MV: Any) -> None:
+        rules, row, places = laws_of(sampling, VOCAB).rules, 0, []
+        for sequence in dict.fromkeys(sampling):
+            if sequence.draft.ids:
+                expected[:] += probabilities(logits_MV[row], rules[row], VOCAB)
+                places.append((sequence, len(sequence.tokens)))
+            row += 1 + len(sequence.draft.ids)
+        commit(sampling, logits_MV)
+        for sequence, place in places:
+            counts[sequence.tokens.token_ids[place]] += 1
+
+    core._commit = watch  # type: ignore[method-assign]
+    while not core.is_idle:
+        core.step()
+    core.check()
+    assert counts[expected == 0].sum() == 0
+    kept = expected > 5
+    degrees = int(kept.sum())
+    assert counts.sum() > 600
+    assert ((counts - expected) ** 2 / np.maximum(expected, 1e-9))[kept].sum() < degrees + 4 * (2 * degrees) ** 0.5
+    assert sum(one.accepted for one in sequences) > 20
 
 
 def test_nobody_waits_for_a_draft(tmp_path: Path) -> None:
