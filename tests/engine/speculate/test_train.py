@@ -7,6 +7,7 @@ import torch
 from heads import DRAFT_VOCAB, LAYERS, TARGET, VOCAB, target, write_head
 
 from agentrt.engine.model.decoder import PagedKV
+from agentrt.engine.model.linear import Linear
 from agentrt.engine.speculate.head import DraftHead
 from agentrt.engine.speculate.head_config import Kind, load_head_config
 from agentrt.engine.speculate.load import load_draft
@@ -37,7 +38,7 @@ def test_training_unrolls_what_is_drafted(kind: Kind, tmp_path: Path) -> None:
     if kind == "mtp":  # in the engine the head norms the hidden state itself
         head.fuse = lambda taken_NF: taken_NF  # type: ignore[method-assign]
         one = one._replace(output_VD=torch.randn(VOCAB, 24, generator=torch.Generator().manual_seed(5)))
-        head.target.head.load(one.output_VD)
+        head.target.head = Linear(one.output_VD)
     trained = unrolled(
         head.config,
         {name: tensor.float() for name, tensor in weights.items()},
