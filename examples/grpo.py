@@ -1,20 +1,27 @@
 """GRPO on two cores: sprout learns to use its calculator better, while episodes are sampled with the weights of the moment.
 
-    python examples/grpo.py -o outputs/grpo                  # 150 steps; what is there already is not done again
-    python examples/grpo.py -o outputs/short --steps 5 --eval-every 5
+    python examples/grpo.py --seeds 0 1 2 -o outputs/grpo    # 150 steps each; what is there already is not done again
+    python examples/grpo.py --int8 -o outputs/grpo           # sampled with weights and KV in int8
 
-Each step takes 8 groups of 8 episodes, computes group advantages, and takes one gradient step on
-    - w_t * min(r_t * A, clip(r_t, 1 - e, 1 + e) * A),   r_t = exp(now_t - before_t),   w_t = min(exp(before_t - sampled_t), 2)
-where `before` is the trainer's own logprob before the step and `sampled` the recorded one, so w (TIS) makes up for a sampler
-that is a version behind. The new weights go into the engine between two of its steps. Evaluation is on other tasks, apart
-from all counts. Left in the folder: the run with all trajectories, `steps.jsonl`, `table.md`, `curves.svg`, a checkpoint.
+Each step takes 6 groups of 8 episodes, computes group advantages, and takes one gradient step on
+    - w_t * r_t * A,   r_t = exp(now_t - before_t),   w_t = min(exp(before_t - sampled_t), 2)
+where `before` is the trainer's own logprob before the step (so r is 1, and stands for its gradient) and `sampled` the
+recorded one, so w (TIS) makes up for a sampler that is a version behind. What the episodes of a group have in common goes
+through the model once. The rate rises for 10 steps and then falls to 0 in a line: at a constant one the noise of few episodes
+costs sprout what it learns. The new weights go into the engine between two of its steps. Evaluation is on other tasks, apart
+from all counts.
+
+A run is a folder in that of `-o`: all trajectories, `steps.jsonl`, a checkpoint. Beside it `table.md` and `curves.svg` of
+all runs that are there.
 """
 
 import argparse
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import anyio
@@ -25,32 +32,35 @@ from transformers import AutoModelForCausalLM
 
 from agentrt import Limits, RunSpec, SamplingParams, Task
 from agentrt.core.models import find_model
+from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.engine.local import local_engine
 from agentrt.env import registry
 from agentrt.env.chat.choose import renderer_for
 from agentrt.rollout.account import Fate
-from agentrt.rollout.batch import Padded, padded
 from agentrt.rollout.group import Group
 from agentrt.rollout.importance import ratio, token_weights
 from agentrt.rollout.runtime import Runtime
 from agentrt.rollout.setup import Setup
 from agentrt.rollout.sink import RunFolder
+from agentrt.rollout.tree import Tree, tree_of
 from agentrt_envs import calculator
 
-GROUP_SIZE, BATCH, EVAL_TASKS = 8, 8, 128
-RATE, CLIP, CAP, MAX_NORM = 1e-4, 0.2, 2.0, 1.0
-ROWS_AT_ONCE = 32
+GROUP_SIZE, BATCH, EVAL_TASKS = 8, 6, 128
+RATE, WARMUP_STEPS, CAP, MAX_NORM = 1e-4, 10, 2.0, 1.0
+PARTS = ("waiting", "training", "transfer", "evaluation")
+"""Of the seconds of a step. Sampling goes on during the others, so waiting is what was not done yet."""
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
 """Of an episode's time, summed over the episodes of a step; they run side by side."""
-SHOWN = ("reward", "eval", "seconds", "waiting", "training", "transfer", "mean_difference", "max_ratio")
+SWITCH_SECONDS = 0.0005
+"""Of the interpreter between the trainer's thread, the engine's and the episodes'."""
 
 
 class Clock:
-    """Seconds of one step by what they were spent on; sampling goes on while others run."""
+    """Seconds of one step by what they were spent on."""
 
     def __init__(self) -> None:
-        self.seconds = dict.fromkeys(("waiting", "training", "transfer"), 0.0)
+        self.seconds = dict.fromkeys(PARTS, 0.0)
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
@@ -62,41 +72,42 @@ class Clock:
 class Trainer:
     """The policy, its optimizer, and where both are kept."""
 
-    def __init__(self, source: Path, folder: Path, use_tis: bool) -> None:
+    def __init__(self, source: Path, folder: Path, steps: int, use_tis: bool) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.0)
-        self.path, self.use_tis, self.step = folder / "checkpoint.pt", use_tis, 0
+        self.path, self.steps, self.use_tis, self.step = folder / "checkpoint.pt", steps, use_tis, 0
         if self.path.exists():
             state = torch.load(self.path)
             self.model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.step = state["step"]
 
-    def logprobs(self, batch: Padded, rows: slice) -> Tensor:
-        """log p of every id but the first, given those before it: shape (rows, T - 1)."""
-        ids_RT = torch.from_numpy(batch.token_ids_RT[rows])
-        attention_RT = torch.from_numpy(batch.is_token_RT[rows]).long()
-        logits_RTV = self.model(ids_RT[:, :-1], attention_mask=attention_RT[:, :-1]).logits
-        return logits_RTV.log_softmax(-1).gather(2, ids_RT[:, 1:, None])[..., 0]
+    def logprobs(self, tree: Tree) -> Tensor:
+        """log p of each sampled token of a group's rows: shape (S,)."""
+        logits_NV = self.model(
+            torch.from_numpy(tree.token_ids_N)[None],
+            attention_mask=torch.from_numpy(tree.attends_NN)[None, None],
+            position_ids=torch.from_numpy(tree.positions_N)[None],
+            use_cache=False,
+        ).logits[0]
+        logprobs_SV: Tensor = logits_NV.log_softmax(-1)[tree.before_S]
+        return logprobs_SV.gather(1, torch.from_numpy(tree.sampled_S)[:, None])[:, 0]
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         """One gradient step on all rows of some groups."""
-        batch = padded([row for group in groups for row in group.rows()])
-        count, far, distance = int(batch.mask_RT.sum()), 0.0, 0.0
+        trees = [tree_of(group.rows()) for group in groups]
+        count, far, distance = sum(len(tree.sampled_S) for tree in trees), 0.0, 0.0
         self.optimizer.zero_grad()
-        for start in range(0, len(batch.advantages_R), ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            mask_RT = torch.from_numpy(batch.mask_RT[rows, 1:]).float()
-            sampled_RT = torch.from_numpy(batch.logprobs_RT[rows, 1:])
-            advantages_R1 = torch.from_numpy(batch.advantages_R[rows])[:, None]
-            now_RT = self.logprobs(batch, rows)
-            before_RT = now_RT.detach()  # one step a batch: the proximal policy is the present one
-            weights_RT = token_weights(before_RT, sampled_RT, CAP) if self.use_tis else torch.ones_like(before_RT)
-            ratio_RT = (now_RT - before_RT).exp()
-            gain_RT = torch.minimum(ratio_RT * advantages_R1, ratio_RT.clip(1 - CLIP, 1 + CLIP) * advantages_R1)
-            torch.autograd.backward(-(weights_RT * gain_RT * mask_RT).sum() / count)
-            distance += float(((before_RT - sampled_RT).abs() * mask_RT).sum())
-            far = max(far, float((ratio(before_RT, sampled_RT) * mask_RT).max()))
+        for tree in trees:
+            sampled_S, advantages_S = torch.from_numpy(tree.logprobs_S), torch.from_numpy(tree.advantages_S)
+            now_S = self.logprobs(tree)
+            before_S = now_S.detach()  # one step a batch: the proximal policy is the present one
+            weights_S = token_weights(before_S, sampled_S, CAP) if self.use_tis else torch.ones_like(before_S)
+            gain_S = weights_S * (now_S - before_S).exp() * advantages_S
+            torch.autograd.backward(-gain_S.sum() / count)
+            distance += float((before_S - sampled_S).abs().sum())
+            far = max(far, float(ratio(before_S, sampled_S).max()))
+        self.optimizer.param_groups[0]["lr"] = RATE * min((self.step + 1) / WARMUP_STEPS, 1 - self.step / self.steps)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
         self.optimizer.step()
         self.step += 1
@@ -114,12 +125,11 @@ async def train(options: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
     """From the checkpoint, or the beginning, to the last step."""
     source = find_model(spec.model)
     tokenizer = Tokenizer.load(source)
-    environment = registry.load(spec.environment)
     setup = Setup(
-        environment=environment, engine=local_engine(source, tokenizer, spec.engine),
+        environment=registry.load(spec.environment), engine=local_engine(source, tokenizer, spec.engine),
         renderer=renderer_for(source, tokenizer), spec=spec,
     )  # fmt: skip
-    trainer = Trainer(source, folder.path, use_tis=not options.no_tis)
+    trainer = Trainer(source, folder.path, options.steps, use_tis=not options.no_tis)
     log = StepLog(folder.path, trainer.step)
     async with Runtime(setup, folder, max_concurrent=spec.max_concurrent) as runtime:
         if trainer.step:
@@ -129,41 +139,30 @@ async def train(options: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
         tasks = tasks_from(spec.seed, trainer.step)
         rollouts = runtime.rollouts(tasks, group_size=GROUP_SIZE, batch=BATCH, max_staleness=options.max_staleness)
         while trainer.step < options.steps:
-            started, clock = time.perf_counter(), Clock()
+            started, clock, line = time.perf_counter(), Clock(), dict[str, Any]()
             with clock.measure("waiting"):
                 groups = [await anext(rollouts) for _ in range(BATCH)]
             with clock.measure("training"):
                 learned = await anyio.to_thread.run_sync(trainer.learn, groups)
             with clock.measure("transfer"):
                 report = await runtime.update_weights(trainer.step, trainer.model.state_dict(), options.mode)
-            episodes = [one for group in groups for one in group.episodes]
-            line: dict[str, Any] = {
-                "step": trainer.step,
-                "seconds": time.perf_counter() - started,
-                **clock.seconds,
-                **learned,
-            }
-            line |= {
-                "reward": sum(one.reward or 0 for one in episodes) / len(episodes),
-                "pause": report.pause_seconds,
-                "filtered": rollouts.account.groups[Fate.FILTERED],
-                "stale": rollouts.account.episodes[Fate.STALE],
-                **{
-                    name: sum(one.timing[name] for one in episodes)
-                    for name in ("queue", "prefill", "decode", "tools", "scoring")
-                },
-            }
             if trainer.step % options.eval_every == 0 or trainer.step == options.steps:
-                line["eval"] = await evaluate(runtime)
+                with clock.measure("evaluation"):
+                    line["eval"] = await evaluate(runtime)
                 trainer.save()
-            log.add(line)
-    log.finish()
+            episodes = [one for group in groups for one in group.episodes]
+            log.add(
+                {"step": trainer.step, "reward": fmean(one.reward or 0.0 for one in episodes), **line}
+                | {"seconds": time.perf_counter() - started, **clock.seconds, **learned, "pause": report.pause_seconds}
+                | {name: sum(one.timing[name] for one in episodes) for name in PHASES}
+                | {"filtered": rollouts.account.groups[Fate.FILTERED], "stale": rollouts.account.episodes[Fate.STALE]}
+            )
 
 
 async def evaluate(runtime: Runtime) -> float:
     """Mean reward on held-out tasks, at the temperature of training."""
     episodes = await runtime.evaluate([calculator.task("eval", index) for index in range(EVAL_TASKS)])
-    return sum(one.reward or 0.0 for one in episodes) / len(episodes)
+    return fmean(one.reward or 0.0 for one in episodes)
 
 
 async def tasks_from(seed: int, step: int) -> AsyncIterator[Task]:
@@ -175,81 +174,111 @@ async def tasks_from(seed: int, step: int) -> AsyncIterator[Task]:
 
 
 class StepLog:
-    """`steps.jsonl`, and what is drawn from it. Lines after the checkpoint that is resumed from are dropped."""
+    """`steps.jsonl`. Lines after the checkpoint that is resumed from are dropped."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        self.folder, self.path = folder, folder / "steps.jsonl"
-        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
-        self.lines: list[dict[str, Any]] = [one for one in map(msgspec.json.decode, lines) if one["step"] <= step]
-        if not step:
-            self.lines = []
-        self.path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in self.lines))
+        self.path = folder / "steps.jsonl"
+        kept = [line for line in read_steps(folder) if line["step"] <= step] if step else []
+        self.path.write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
 
     def add(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
-        shown = {
-            name: round(value, 4)
-            for name, value in line.items()
-            if name in ("reward", "eval", "seconds", "waiting", "training", "transfer", "mean_difference", "max_ratio")
-        }
-        print(f"step {line['step']}: {shown}", flush=True)
+        shown = ("reward", "eval", "seconds", *PARTS, "mean_difference", "max_ratio")
+        print(f"step {line['step']}:", *(f"{name} {line[name]:.4g}" for name in shown if name in line), flush=True)
 
-    def finish(self) -> None:
-        evaluations = [(one["step"], one["eval"]) for one in self.lines if "eval" in one]
-        rows = [f"| {step} | {value:.3f} |" for step, value in evaluations]
-        steps = [one for one in self.lines if "seconds" in one]
-        parts = ("waiting", "training", "transfer")
-        mean = {name: sum(one[name] for one in steps) / max(1, len(steps)) for name in ("seconds", *parts)}
-        split = ", ".join(f"{name} {mean[name]:.2f} s" for name in parts)
-        table = "\n".join(
-            ["| step | eval reward |", "|---|---|", *rows, "", f"A step took {mean['seconds']:.2f} s: {split}.", ""]
+
+def read_steps(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `steps.jsonl`; none if it has not begun."""
+    path = folder / "steps.jsonl"
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+
+
+def report(output: Path) -> None:
+    """Write `table.md` and `curves.svg` of all runs in a folder that have taken a step, and print the table."""
+    runs = {path.parent.name: read_steps(path.parent) for path in sorted(output.glob("*/steps.jsonl"))}
+    runs = {name: lines for name, lines in runs.items() if len(lines) > 1}
+    if not runs:
+        return
+    text = table(runs)
+    (output / "table.md").write_text(text)
+    (output / "curves.svg").write_text(curves(runs))
+    print(text)
+
+
+def table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """What each run reached, and what its time went to."""
+    outcome = ["| run | steps | minutes | eval at the start | best | at the end |", "|---|---|---|---|---|---|"]
+    spent = ["| seconds of a step | whole | " + " | ".join(PARTS) + " |", "|---" * (len(PARTS) + 2) + "|"]
+    side = ["| of the episodes' time, % | " + " | ".join(PHASES) + " |", "|---" * (len(PHASES) + 1) + "|"]
+    for name, lines in runs.items():
+        evals, steps = [one["eval"] for one in lines if "eval" in one], lines[1:]
+        minutes = sum(one["seconds"] for one in steps) / 60
+        outcome.append(
+            f"| {name} | {len(steps)} | {minutes:.1f} | {evals[0]:.3f} | {max(evals):.3f} | {evals[-1]:.3f} |"
         )
-        (self.folder / "table.md").write_text(table)
-        (self.folder / "curves.svg").write_text(curves([(one["step"], one["reward"]) for one in steps], evaluations))
-        print(table)
+        means = [fmean(one[part] for one in steps) for part in ("seconds", *PARTS)]
+        spent.append(f"| {name} | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")
+        totals = [sum(one[phase] for one in steps) for phase in PHASES]
+        side.append(f"| {name} | " + " | ".join(f"{100 * total / sum(totals):.1f}" for total in totals) + " |")
+    return "\n".join([*outcome, "", *spent, "", *side, ""])
 
 
-def curves(rewards: list[tuple[int, float]], evaluations: list[tuple[int, float]]) -> str:
-    """Training and eval reward over steps, as an SVG of its own."""
-    last = max([step for step, _ in [*rewards, *evaluations]], default=1) or 1
+COLORS = ("#c40", "#07a", "#392", "#a4a", "#b80", "#088", "#555", "#d5a")
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 340, 50, 20, 290
+
+
+def curves(runs: dict[str, list[dict[str, Any]]]) -> str:
+    """Eval reward over steps, and thinly the reward of the training batches, as an SVG."""
+    last = max(line["step"] for lines in runs.values() for line in lines)
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" ']
+    parts.append(f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
+
+    def place(step: int, value: float) -> str:
+        return f"{LEFT + (WIDTH - 2 * LEFT) * step / last:.1f},{BOTTOM - (BOTTOM - TOP) * value:.1f}"
 
     def line(points: list[tuple[int, float]], color: str, width: float) -> str:
-        path = " ".join(f"{50 + 540 * step / last:.1f},{280 - 250 * value:.1f}" for step, value in points)
+        path = " ".join(place(*point) for point in points)
         return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>'
 
-    grid = "".join(
-        f'<text x="8" y="{284 - 250 * tick / 4:.0f}">{tick / 4:.2f}</text>'
-        f'<line x1="50" x2="590" y1="{280 - 250 * tick / 4:.0f}" y2="{280 - 250 * tick / 4:.0f}" stroke="#ddd"/>'
-        for tick in range(5)
+    for tick in range(5):
+        parts.append(line([(0, tick / 4), (last, tick / 4)], "#ddd", 1))
+        parts.append(f'<text x="12" y="{BOTTOM + 4 - (BOTTOM - TOP) * tick / 4:.0f}">{tick / 4:.2f}</text>')
+    for index, (name, lines) in enumerate(runs.items()):
+        color = COLORS[index % len(COLORS)]
+        parts.append(line([(one["step"], one["reward"]) for one in lines if "reward" in one], color, 0.4))
+        parts.append(line([(one["step"], one["eval"]) for one in lines if "eval" in one], color, 2))
+        parts.append(f'<text x="{LEFT + 8}" y="{BOTTOM - 8 - 15 * index}" fill="{color}">{name}</text>')
+    parts.append(
+        f'<text x="{LEFT}" y="{BOTTOM + 18}">step 0</text><text x="{WIDTH - LEFT}" y="{BOTTOM + 18}">{last}</text>'
     )
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 600 310" font-family="sans-serif" font-size="12">'
-        f'<rect width="600" height="310" fill="white"/>{grid}{line(rewards, "#9bb", 1)}{line(evaluations, "#c40", 2)}'
-        f'<text x="50" y="302">step 0</text><text x="550" y="302">{last}</text>'
-        '<text x="380" y="20" fill="#c40">eval</text><text x="430" y="20" fill="#577">training batch</text></svg>\n'
-    )
+    return "".join([*parts, "</svg>\n"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="GRPO on sprout.")
-    parser.add_argument("-o", "--output", type=Path, default=Path("outputs/grpo"))
+    parser.add_argument("-o", "--output", type=Path, default=Path("outputs/grpo"), help="a folder of runs")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a run each, one after another")
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--eval-every", type=int, default=25)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-staleness", type=int, default=1)
     parser.add_argument("--mode", choices=["recompute", "keep", "drain", "abort_resume"], default="recompute")
+    parser.add_argument("--int8", action="store_true", help="sample with weights and KV in int8")
     parser.add_argument("--no-tis", action="store_true", help="no weights for the sampler being another policy")
     options = parser.parse_args()
-    torch.set_num_threads(2)
-    spec = RunSpec(
-        environment="calculator", seed=options.seed, group_size=GROUP_SIZE, groups=BATCH,
-        sampling=SamplingParams(temperature=1.0), limits=Limits(max_turns=6, max_turn_tokens=48),
-    )  # fmt: skip
-    is_new = not (options.output / "run.toml").exists()
-    with RunFolder.create(options.output, spec, {}) if is_new else RunFolder.resume(options.output) as folder:
-        anyio.run(train, options, spec, folder)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    torch.set_num_threads(1)  # one core for the trainer, one for the engine
+    for seed in options.seeds:
+        spec = RunSpec(
+            environment="calculator", seed=seed, group_size=GROUP_SIZE, groups=BATCH,
+            sampling=SamplingParams(temperature=1.0), limits=Limits(max_turns=6, max_turn_tokens=48),
+            engine=EngineSpec(weights="int8", kv="int8") if options.int8 else EngineSpec(),
+        )  # fmt: skip
+        path = options.output / f"seed-{seed}{'-int8' * options.int8}{'-no-tis' * options.no_tis}"
+        is_new = not (path / "run.toml").exists()
+        with RunFolder.create(path, spec, {}) if is_new else RunFolder.resume(path) as folder:
+            anyio.run(train, options, spec, folder)
+    report(options.output)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     versions: Ids
     """The policy version that sampled each id."""
     oldest_kv: int | None = None
-    """The oldest policy version whose KV one of them may have attended; None if nothing was sampled."""
+    """The oldest policy version whose KV one of them may have attended; None if nothing was sampled. The newest is always
+    its own: the step that samples an id writes KV that it attends."""
     finish_reason: FinishReason
     """stop: an end id or a stop string; length: `max_tokens`; abort: the engine or the caller ended it."""
     matched_stop: int | str | None = None
@@ -104,6 +105,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Ids at or above it are masked: they are in the output layer but not in the tokenizer."""
     context_length: int
     logprobs_of: Literal["sampled_distribution", "temperature_only", "raw"] = "sampled_distribution"
+    quantized: tuple[str, ...] = ()
+    """What it rounds to 8 bits, of `weights` and `kv`; what a server rounds is not known."""
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):

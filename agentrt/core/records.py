@@ -160,6 +160,8 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     timing: dict[str, Any] = {}
     kv: dict[str, float] = {}
     logprobs_of: str = "sampled_distribution"
+    quantized: tuple[str, ...] = ()
+    """As in `EngineInfo`."""
 
     @property
     def key(self) -> tuple[str, int]:

@@ -120,6 +120,8 @@ started; the rules of Continuum and InferCept, to compare with."""
 
 
 ServiceOrder = Literal["arrival", "synchronous", "asynchronous"]
+WeightPrecision = Literal["auto", "fp16", "int8"]
+KVPrecision = Literal["auto", "int8"]
 
 
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -154,6 +156,11 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     order: ServiceOrder = "arrival"
     """Whose turns are served first: who came first; for a trainer that waits for all, who has most left; for one that takes
     groups as they become whole, the oldest policy version, then the group with the fewest members left."""
+    weights: WeightPrecision = "auto"
+    """In what the CPU keeps the weights. `auto` changes none by more than 2^-25, so a trainer's float32 stays float32; `fp16`
+    rounds them to float16; `int8` rounds them and each row that they are multiplied with, but for the output layer."""
+    kv: KVPrecision = "auto"
+    """In what the CPU keeps KV. `int8` takes a fourth of the room, rounds each head's keys and values, and costs time."""
     speculate: Literal["off", "auto"] = "off"
     """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
     draft: str = ""

@@ -9,8 +9,10 @@ from agentrt.core.models import find_model
 from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
+from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import LoadedModel, load_model
+from agentrt.engine.model.quantized import FULL, Precision
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
 from agentrt.engine.speculate.drafter import Drafter
@@ -23,7 +25,7 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
 
     Ids of the output layer that the tokenizer does not know are masked before sampling.
     """
-    loaded = load_model(folder, _checked_device(spec.device))
+    loaded = load_model(folder, _checked_device(spec.device), precision=_checked_precision(folder, spec))
     runner = _runner(loaded.decoder, spec)
     drafter = None
     if spec.draft and spec.speculate != "off":
@@ -50,8 +52,9 @@ def _service(
     decoder, vocab_size = loaded.decoder, _vocab_size(tokenizer, loaded.decoder)
     core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of, drafter=drafter)
     info = EngineInfo(
-        model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length
-    )
+        model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length,
+        quantized=decoder.precision.rounded,
+    )  # fmt: skip
     return EngineService(core, info)
 
 
@@ -65,6 +68,20 @@ def _runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:
     from agentrt.engine.cuda_runner import CudaRunner  # Triton, which a machine without a GPU need not have
 
     return CudaRunner(decoder, spec)
+
+
+def _checked_precision(folder: Path, spec: EngineSpec) -> Precision:
+    """What the spec asks for, if its device and the model can."""
+    chosen, config = Precision(spec.weights, spec.kv), load_config(folder)
+    if chosen != FULL and torch.device(spec.device).type != "cpu":
+        raise UsageError(
+            f"engine.weights and engine.kv are for the CPU; leave them out for engine.device {spec.device!r}"
+        )
+    if chosen.rounded and (config.sparse or config.latent):
+        raise UsageError(
+            f"engine.weights and engine.kv: {folder.name} has experts or latent attention, which int8 is not for"
+        )
+    return chosen
 
 
 def _checked_device(name: str) -> str:

@@ -59,7 +59,7 @@ class ModelRunner:
         return logits
 
     def _new_pool(self, pages: int, layout: PageLayout) -> Tensor:
-        size, dtype = pages * layout.page_stride, self.decoder.dtype
+        size, dtype = pages * layout.page_stride, self.decoder.kv_dtype
         if self.decoder.device.type == "cpu" and dtype == torch.float32:
             return torch.from_numpy(
                 np.zeros(size, dtype=np.float32)

@@ -26,9 +26,9 @@ from agentrt.core.tokens import Floats, Ids
 from agentrt.rollout.importance import LOG_RATIO_CLAMP, ratio
 
 KVPath = Literal["cold", "cached", "restored", "recomputed", "kept"]
-ALL, SPECULATIVE = "all", "speculative"
-ROWS = (ALL, "cold", "cached", "restored", "recomputed", "kept", SPECULATIVE)
-"""In the order they are shown; those of `SPECULATIVE` have a `KVPath` too."""
+ALL, SPECULATIVE, QUANTIZED = "all", "speculative", "quantised"
+ROWS = (ALL, "cold", "cached", "restored", "recomputed", "kept", SPECULATIVE, QUANTIZED)
+"""In the order they are shown; those of the last two have a `KVPath` too."""
 Key = tuple[str, int, int]
 
 
@@ -62,6 +62,7 @@ class ScoredTurn(NamedTuple):
 
     path: KVPath
     is_speculative: bool
+    is_quantized: bool
     recorded: Floats
     reference: Floats
     num_other: int
@@ -164,8 +165,9 @@ async def rescore(engine: Engine, record: EpisodeRecord, params: SamplingParams,
                 reference = await session.score(turn.context, turn.token_ids, fitting)
         scored.append(
             ScoredTurn(
-                path_of(turn, version), turn.record.verifications > 0, Floats(turn.logprobs[index] for index in own),
-                Floats(reference[index] for index in own), len(turn.versions) - len(own),
+                path_of(turn, version), turn.record.verifications > 0, bool(record.quantized),
+                Floats(turn.logprobs[index] for index in own), Floats(reference[index] for index in own),
+                len(turn.versions) - len(own),
             )
         )  # fmt: skip
     return scored
@@ -175,7 +177,8 @@ def distances(turns: Iterable[ScoredTurn]) -> dict[str, Distance]:
     """The distance over all ids and by path, in the order of `ROWS`; a path that no id took is left out."""
     recorded, reference = defaultdict[str, Floats](Floats), defaultdict[str, Floats](Floats)
     for turn in turns:
-        for row in (ALL, turn.path, *([SPECULATIVE] if turn.is_speculative else [])):
+        also = ((SPECULATIVE, turn.is_speculative), (QUANTIZED, turn.is_quantized))
+        for row in (ALL, turn.path, *(name for name, is_so in also if is_so)):
             recorded[row].extend(turn.recorded)
             reference[row].extend(turn.reference)
     return {row: distance(recorded[row], reference[row]) for row in ROWS if recorded[row]}

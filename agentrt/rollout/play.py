@@ -72,6 +72,7 @@ class Finished:
             },
             kv=episode.kv.record(),
             logprobs_of=episode.setup.engine.info.logprobs_of,
+            quantized=episode.setup.engine.info.quantized,
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 The pool is one flat tensor. Page p begins at element p * page_stride; in it the layers follow one another, each first
 K and then V, each `[kv_heads, page_size, head_dim]`. So one page is one contiguous copy, whatever the number of layers.
 
-A pool in 8 bits (on a GPU) has a float32 scale for each head's key and value of a token: they follow the K (or V) they
+A pool in 8 bits has a float32 scale for each head's key and value of a token: they follow the K (or V) they
 belong to, `[kv_heads, page_size]`, so a page is still one copy.
 """
 

@@ -1,4 +1,7 @@
-"""Exact rows on real models: ids and logprob bits of a request do not depend on anything beside it (C29)."""
+"""Exact rows on real models: ids and logprob bits of a request do not depend on anything beside it (C29).
+
+Also where weights and KV are in 8 bits: row 24 of the bug table.
+"""
 
 import os
 from functools import cache
@@ -12,15 +15,18 @@ from agentrt.core.models import cache_folder, find_model
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
-from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.lease import Lease, State
 from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import load_model
+from agentrt.engine.model.quantized import FULL, Precision
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
 
 PARAMS = SamplingParams(temperature=0.8)
 Output = tuple[list[int], list[float]]
+ROUNDED = "sprout in 8 bits"
+NAMES = ("sprout", ROUNDED)
 
 
 def smollm2_folder() -> Path:
@@ -35,13 +41,16 @@ def smollm2_folder() -> Path:
 
 @cache
 def load(name: str) -> tuple[Decoder, Tokenizer]:
-    folder = smollm2_folder() if name == "smollm2-135m" else find_model(name)
-    return load_model(folder).decoder, Tokenizer.load(folder)
+    folder = smollm2_folder() if name == "smollm2-135m" else find_model("sprout")
+    precision = Precision("int8", "int8") if name == ROUNDED else FULL
+    return load_model(folder, precision=precision).decoder, Tokenizer.load(folder)
 
 
-def make_core(name: str = "sprout", *, pages: int = 512, rows: int = 512) -> EngineCore:
+def make_core(name: str = "sprout", *, pages: int = 512, rows: int = 512, host_pages: int = 0) -> EngineCore:
     decoder, tokenizer = load(name)
-    spec = EngineSpec(page_size=16, kv_tokens=16 * pages, step_tokens=rows, max_batch=min(rows, 64))
+    spec = EngineSpec(
+        page_size=16, kv_tokens=16 * pages, step_tokens=rows, max_batch=min(rows, 64), host_tokens=16 * host_pages
+    )
     runner = ModelRunner(decoder, spec)
     return EngineCore(runner, spec, vocab_size=tokenizer.vocab_size, bytes_of=tokenizer.bytes_of)
 
@@ -80,37 +89,41 @@ def alone(index: int, name: str = "sprout") -> Output:
     return output(sequence)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("batch", [1, 2, 3, 7, 31, 32, 33])
-def test_c29_bits_in_batches(batch: int) -> None:
-    core = make_core()
+def test_c29_bits_in_batches(name: str, batch: int) -> None:
+    core = make_core(name)
     sequences = [submit(core, prompt(index), seed=index) for index in range(batch)]
     drain(core)
     for index in {0, 1, batch // 2, batch - 1} & set(range(batch)):
-        assert output(sequences[index]) == alone(index)
+        assert output(sequences[index]) == alone(index, name)
 
 
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("rows", [1, 5, 16, 33])
-def test_c29_bits_in_chunks(rows: int) -> None:
-    core = make_core(rows=rows)
+def test_c29_bits_in_chunks(name: str, rows: int) -> None:
+    core = make_core(name, rows=rows)
     sequence = submit(core, prompt(4), seed=4)
     drain(core)
-    assert output(sequence) == alone(4)
+    assert output(sequence) == alone(4, name)
 
 
-def test_c29_bits_from_the_prefix_cache() -> None:
-    core = make_core()
+@pytest.mark.parametrize("name", NAMES)
+def test_c29_bits_from_the_prefix_cache(name: str) -> None:
+    core = make_core(name)
     for seed in (77, 4):
         sequence = submit(core, prompt(4), seed=seed)
         drain(core)
     assert sequence.cached_tokens >= 16
-    assert output(sequence) == alone(4)
+    assert output(sequence) == alone(4, name)
 
 
-def test_bits_among_siblings() -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_among_siblings(name: str) -> None:
     """Forks over a shared prefix, of two levels, in one batch and each alone."""
 
     def outputs(together: bool) -> list[Output]:
-        core = make_core()
+        core = make_core(name)
         root, tokens = core.open(), Tokens()
         submit(core, prompt(4), 4, root, tokens)
         drain(core)
@@ -127,18 +140,20 @@ def test_bits_among_siblings() -> None:
     assert outputs(together=True) == outputs(together=False)
 
 
-def test_c29_bits_after_preemption() -> None:
-    core = make_core(pages=8)
+@pytest.mark.parametrize("name", NAMES)
+def test_c29_bits_after_preemption(name: str) -> None:
+    core = make_core(name, pages=8)
     for _ in range(40):
         core._lengths.add(1)
     sequences = [submit(core, prompt(index), seed=index) for index in range(4)]
     drain(core)
     assert sum(sequence.preemptions for sequence in sequences) > 0
-    assert [output(sequence) for sequence in sequences] == [alone(index) for index in range(4)]
+    assert [output(sequence) for sequence in sequences] == [alone(index, name) for index in range(4)]
 
 
-def test_bits_of_a_second_turn_cold_or_continued() -> None:
-    core = make_core()
+@pytest.mark.parametrize("name", NAMES)
+def test_bits_of_a_second_turn_cold_or_continued(name: str) -> None:
+    core = make_core(name)
     lease, tokens = core.open(), Tokens()
     submit(core, prompt(2), 2, lease, tokens)
     drain(core)
@@ -146,10 +161,32 @@ def test_bits_of_a_second_turn_cold_or_continued() -> None:
     continued = submit(core, prompt(9), 9, lease, tokens)
     drain(core)
     assert continued.cached_tokens == len(whole) - 1
-    cold = make_core()
+    cold = make_core(name)
     fresh = submit(cold, whole + prompt(9), 9)
     drain(cold)
     assert (fresh.cached_tokens, output(fresh)) == (0, output(continued))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_row_24_bits_of_a_conversation_that_was_on_the_host(name: str) -> None:
+    def second_turn(is_parked: bool) -> Output:
+        core = make_core(name, host_pages=16)
+        lease, tokens = core.open(), Tokens()
+        submit(core, prompt(2, name), 2, lease, tokens)
+        drain(core)
+        core.pause(lease, "tool")
+        if is_parked:
+            core.cache.park(lease)
+            while lease.state is State.PARKING:
+                assert core.cache.wait_for_parking()
+                core.cache.poll()
+            assert lease.state is State.PARKED
+        sequence = submit(core, prompt(9, name), 9, lease, tokens)
+        drain(core)
+        assert sequence.cached_tokens >= 16
+        return output(sequence)
+
+    assert second_turn(is_parked=True) == second_turn(is_parked=False)
 
 
 @pytest.mark.timeout(300)  # the model may have to be fetched first

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from agentrt.core.models import find_model
 from agentrt.core.protocol import BroadcastWeights, Completion, WeightSource
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
+from agentrt.engine.kv.lease import State
 from agentrt.engine.local import local_engine
 from agentrt.engine.service import EngineService
 from agentrt.engine.weights import BUCKET_ELEMENTS, buckets, shared_weights
@@ -46,8 +48,8 @@ def folder(changed: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory)
     return path
 
 
-def engine(folder: Path = SPROUT) -> EngineService:
-    return local_engine(folder, Tokenizer.load(SPROUT), SPEC)
+def engine(folder: Path = SPROUT, spec: EngineSpec = SPEC) -> EngineService:
+    return local_engine(folder, Tokenizer.load(SPROUT), spec)
 
 
 async def turn(service: EngineService, salt: str = "") -> Completion:
@@ -97,6 +99,45 @@ def test_c46_after_an_update_it_is_as_a_fresh_engine(
     anyio.run(main)
 
 
+def test_c46_a_conversation_pinned_in_its_tool_goes_on_as_on_a_fresh_engine(
+    changed: dict[str, Tensor], folder: Path
+) -> None:
+    params = SamplingParams(temperature=0.9)
+
+    async def main() -> None:
+        spec = EngineSpec(kv_tokens=4096, kv_policy="ttl", kv_ttl_seconds=600.0)
+        async with engine(spec=spec) as service, engine(folder) as fresh:
+            with service.session(seed=1) as session, fresh.session(seed=1, turn=1) as other:
+                await session.sample(PROMPT, params, max_tokens=12)
+                session.pause("tool")
+                while session.lease.state is not State.PINNED:  # noqa: ASYNC110 (the engine tells nobody)
+                    await anyio.sleep(0.01)
+                await service.update_weights(1, changed)
+                ids = [*session.tokens.token_ids, 41]
+                after = await session.sample([41], params, max_tokens=12)
+                assert (after.cached_tokens, after.kv.restored_tokens, after.oldest_kv) == (0, 0, 1)
+                close(after, await other.sample(ids, params, max_tokens=12))
+
+    anyio.run(main)
+
+
+def test_row_32_weights_in_8_bits_are_rounded_anew(changed: dict[str, Tensor], folder: Path) -> None:
+    """Updated twice, an engine with int8 weights and KV is as one that has loaded the second weights, bit by bit."""
+    spec = EngineSpec(kv_tokens=4096, weights="int8", kv="int8")
+
+    async def main() -> None:
+        async with engine(folder, spec) as fresh, engine(SPROUT, spec) as service:
+            assert fresh.info.quantized == ("weights", "kv")
+            old = await turn(service)
+            await service.update_weights(1, {name: tensor + 1 for name, tensor in changed.items()})
+            await service.update_weights(2, changed)
+            new = await turn(service)
+            assert (new.token_ids, new.logprobs) == ((after := await turn(fresh)).token_ids, after.logprobs)
+            assert new.raw_logprobs != old.raw_logprobs
+
+    anyio.run(main)
+
+
 def test_the_trainer_may_go_on_changing_its_tensors(changed: dict[str, Tensor], expected: Completion) -> None:
     async def main() -> None:
         async with engine() as service:
@@ -124,13 +165,13 @@ for attempt in sys.argv[3:]:
 """
 
 
-@pytest.fixture
-def group(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A trainer in another process, rank 0, that sends twice; this process is rank 1."""
+@contextmanager
+def trainer_that_sends(folder: Path, *attempts: str) -> Iterator[subprocess.Popen[str]]:
+    """A trainer in another process, rank 0, that sends for each attempt; this process is rank 1."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-c", SENDER, address, str(folder / "model.safetensors"), "first", "second"]
+    command = [sys.executable, "-c", SENDER, address, str(folder / "model.safetensors"), *attempts]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         torch.distributed.init_process_group("gloo", init_method=address, rank=1, world_size=2)
         try:
@@ -141,7 +182,7 @@ def group(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_row_43_a_broadcast_changes_all_ranks_or_none(
-    group: subprocess.Popen[str], expected: Completion, monkeypatch: pytest.MonkeyPatch
+    folder: Path, expected: Completion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first time this rank fails after it has received: it keeps its version, and the sender is told. Then it works."""
 
@@ -161,9 +202,39 @@ def test_row_43_a_broadcast_changes_all_ranks_or_none(
     def failing(weights: Any) -> Any:
         raise MemoryError("no memory")
 
-    anyio.run(main)
-    assert group.stdout is not None
-    assert group.stdout.read().splitlines() == ["an engine could not take the weights; all keep their version", "sent"]
+    with trainer_that_sends(folder, "first", "second") as trainer:
+        anyio.run(main)
+        assert trainer.stdout is not None
+        said = trainer.stdout.read().splitlines()
+    assert said == ["an engine could not take the weights; all keep their version", "sent"]
+
+
+def test_row_29_a_broadcast_beside_running_requests_and_one_that_never_comes(
+    folder: Path, expected: Completion
+) -> None:
+    """Steps go on while weights are received. The second broadcast is never sent: that ends, and nothing has changed."""
+    params = SamplingParams(temperature=0.9, min_tokens=300)
+
+    async def main() -> None:
+        async with engine() as service:
+            running = list[Completion]()
+
+            async def long_turn() -> None:
+                with service.session(seed=2) as session:
+                    running.append(await session.sample(PROMPT, params, max_tokens=300))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(long_turn)
+                await service.update_weights(1, BroadcastWeights(source=0))
+            assert list(dict.fromkeys(running[0].versions)) in ([0, 1], [1])
+            assert len(running[0].token_ids) == 300
+            with pytest.raises(WeightsError, match="did not take part"):
+                await service.update_weights(2, BroadcastWeights(source=0, timeout_seconds=1.0))
+            assert service.statistics().version == 1
+            close(await turn(service), expected)
+
+    with trainer_that_sends(folder, "only"):
+        anyio.run(main)
 
 
 @pytest.mark.parametrize(

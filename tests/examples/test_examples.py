@@ -150,13 +150,14 @@ def test_grpo_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for steps in ("1", "2"):
         module = runpy.run_path(str(EXAMPLES / "grpo.py"))
         module["main"].__globals__.update(GROUP_SIZE=4, BATCH=1, EVAL_TASKS=2)
-        monkeypatch.setattr("sys.argv", ["grpo.py", "-o", str(tmp_path / "run"), "--steps", steps, "--eval-every", "1"])
+        monkeypatch.setattr("sys.argv", ["grpo.py", "-o", str(tmp_path), "--steps", steps, "--eval-every", "1"])
         module["main"]()
-    lines = [json.loads(line) for line in (tmp_path / "run" / "steps.jsonl").read_text().splitlines()]
+    run = tmp_path / "seed-0"
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2]
     assert all("eval" in line for line in lines)
     assert max(line["mean_difference"] for line in lines[1:]) < 0.05
-    versions = {v for one in RunFolder(tmp_path / "run").trajectories() for b in one.branches for v in b.versions}
+    versions = {v for one in RunFolder(run).trajectories() for b in one.branches for v in b.versions}
     assert {0, 1} <= versions
-    assert (tmp_path / "run" / "curves.svg").read_text().startswith("<svg")
-    assert "| 2 |" in (tmp_path / "run" / "table.md").read_text()
+    assert (tmp_path / "curves.svg").read_text().startswith("<svg")
+    assert "| seed-0 | 2 |" in (tmp_path / "table.md").read_text()

@@ -166,10 +166,12 @@ def test_the_figures_by_hand() -> None:
     assert (found.ratio_p1, found.ratio_p50) == (pytest.approx(0.015, abs=1e-3), pytest.approx(0.75, abs=1e-6))
 
 
-def test_speculative_turns_are_counted_in_both_rows() -> None:
+def test_speculative_and_quantised_turns_are_counted_in_both_rows() -> None:
     one, two = Floats([-1.0]), Floats([-1.0, -2.0])
-    rows = distances([ScoredTurn("cold", True, two, two, 0), ScoredTurn("cached", False, one, one, 3)])
-    assert {row: found.tokens for row, found in rows.items()} == {"all": 3, "cold": 2, "cached": 1, "speculative": 2}
+    rows = distances([ScoredTurn("cold", True, False, two, two, 0), ScoredTurn("cached", False, True, one, one, 3)])
+    assert {row: found.tokens for row, found in rows.items()} == {
+        "all": 3, "cold": 2, "cached": 1, "speculative": 2, "quantised": 1
+    }  # fmt: skip
 
 
 def test_a_share_is_the_same_each_time_and_never_empty() -> None:

@@ -18,13 +18,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from agentrt.core.spec import KVPrecision
 from agentrt.engine.model.config import Gate, ModelConfig
 from agentrt.engine.model.experts import Experts, Mlp, expert_shapes, make_experts, make_mlp, mlp_shapes
 from agentrt.engine.model.latent import LatentHeads, LatentOutput, latent_shapes, make_latent
-from agentrt.engine.model.linear import Linear, packed_type
+from agentrt.engine.model.linear import Linear, Product, packed_type
+from agentrt.engine.model.quantized import FULL, Precision, QuantizedLinear
 from agentrt.engine.model.rope import rope_tables
 from agentrt.engine.model.stack import Stack
 from agentrt_kernels.pages import PageLayout
+from agentrt_kernels.quantized.reference import SCALE_SIZE
 
 OpsName = Literal["cpu", "launch", "reference"]
 
@@ -53,16 +56,17 @@ def ops_for(device: torch.device) -> tuple[OpsName, torch.dtype]:
     return ("cpu" if device.type == "cpu" else "reference"), torch.float32
 
 
-def load_ops(name: OpsName, gate: Gate) -> Ops:
+def load_ops(name: OpsName, gate: Gate, kv: KVPrecision = "auto") -> Ops:
     """Import one implementation of the operations; the others are never imported."""
+    rotary, attention = ("quantized", "quantized") if (name, kv) == ("cpu", "int8") else ("rotary", "paged_attention")
 
     def op(folder: str, function: str) -> Callable[..., Tensor]:
         found: Callable[..., Tensor] = getattr(import_module(f"agentrt_kernels.{folder}.{name}"), function)
         return found
 
     return Ops(
-        op("rms_norm", "rms_norm"), op("rms_norm", "add_rms_norm"), op("rotary", "rotary"),
-        op("paged_attention", "paged_attention"), op("swiglu", "swiglu") if gate == "silu" else op("geglu", "geglu"),
+        op("rms_norm", "rms_norm"), op("rms_norm", "add_rms_norm"), op(rotary, "rotary"),
+        op(attention, "paged_attention"), op("swiglu", "swiglu") if gate == "silu" else op("geglu", "geglu"),
     )  # fmt: skip
 
 
@@ -70,10 +74,10 @@ class Layer(NamedTuple):
     """The weights of one layer, and where its KV is."""
 
     attention_norm_D: Tensor
-    qkv: Linear | LatentHeads
+    qkv: Product | LatentHeads
     qk_norms: tuple[Tensor, Tensor, float] | None
     angles: tuple[Tensor, Tensor]
-    output: Linear | LatentOutput
+    output: Product | LatentOutput
     output_norm_D: Tensor | None
     mlp_norm_D: Tensor
     mlp: Mlp | Experts
@@ -88,21 +92,28 @@ class Layer(NamedTuple):
 class Decoder:
     """A causal model over paged KV. Holds its weights and no other state, so any number of threads may call it."""
 
-    def __init__(self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu") -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu", precision: Precision = FULL
+    ) -> None:
         """`weights` has the tensors of `expected_shapes(config)`, of one type and on one device; `cpu` takes float32."""
-        self.config, self.ops, self._ops_name = config, load_ops(ops, config.gate), ops
-        self.with_weights = partial(Decoder, config, ops=ops)
+        self.config, self.ops, self._ops_name = config, load_ops(ops, config.gate, precision.kv), ops
+        self.precision = precision
+        self.with_weights = partial(Decoder, config, ops=ops, precision=precision)
         """The same model with other weights: a new decoder."""
         self.embedding_VD = weights["model.embed_tokens.weight"]
         tables = {rope: rope_tables(rope, config.rotary_dim, config.context_length) for rope in set(config.ropes)}
         self.angles = {
             rope: (cos_TR.to(self.device), sin_TR.to(self.device)) for rope, (cos_TR, sin_TR) in tables.items()
         }
-        self._linear = partial(Linear, packed=packed_type_of(config, weights) if self.device.type == "cpu" else None)
+        plain = partial(
+            Linear, packed=packed_type_of(config, weights, precision) if self.device.type == "cpu" else None
+        )
+        self._linear: Callable[..., Product] = QuantizedLinear if precision.weights == "int8" else plain
         self.layers = [self._layer(weights, index, self.angles[rope]) for index, rope in enumerate(config.ropes)]
         self.norm_D = weights["model.norm.weight"] + config.norm_offset
-        self.head = self._linear(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
-        self.stack = Stack(self) if ops == "cpu" and not (config.latent or config.sparse) else None
+        self.head = plain(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
+        is_plain = not (config.latent or config.sparse or precision.rounded)
+        self.stack = Stack(self) if ops == "cpu" and is_plain else None
         self.num_parameters = sum(weights[name].numel() for name in expected_shapes(config))
 
     @property
@@ -111,8 +122,12 @@ class Decoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights, of what passes between the operations, and of the KV."""
+        """Of the weights as they are given, and of what passes between the operations."""
         return self.embedding_VD.dtype
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return torch.int8 if self.precision.kv == "int8" else self.dtype
 
     @property
     def vocab_size(self) -> int:
@@ -129,10 +144,9 @@ class Decoder:
         A pool of n pages is n * `page_stride` elements.
         """
         config, groups = self.config, [layer.group for layer in self.layers]
+        scale_size, parts = SCALE_SIZE if self.kv_dtype == torch.int8 else 0, 1 if config.latent else 2
         return tuple(
-            PageLayout(
-                page_size, groups.count(group), config.num_kv_heads, config.head_dim, parts=1 if config.latent else 2
-            )
+            PageLayout(page_size, groups.count(group), config.num_kv_heads, config.head_dim, scale_size, parts)
             for group in range(len(config.group_windows))
         )
 
@@ -203,7 +217,7 @@ class Decoder:
             depth=sum(config.group_of(below) == config.group_of(index) for below in range(index)),
         )
 
-    def _attention(self, of: Callable[[str], Tensor]) -> tuple[Linear | LatentHeads, Linear | LatentOutput]:
+    def _attention(self, of: Callable[[str], Tensor]) -> tuple[Product | LatentHeads, Product | LatentOutput]:
         config = self.config
         if config.latent:
             return make_latent(of, config, config.latent, self._linear, self.ops.rms_norm)
@@ -218,8 +232,10 @@ class Decoder:
         return make_mlp(of, "mlp.", self._linear, self.ops.gate)
 
 
-def packed_type_of(config: ModelConfig, weights: Mapping[str, Tensor]) -> torch.dtype:
-    """The type that all linear layers are packed in on the CPU: what they all survive."""
+def packed_type_of(config: ModelConfig, weights: Mapping[str, Tensor], precision: Precision = FULL) -> torch.dtype:
+    """The type that all linear layers are packed in on the CPU: what they all survive, or what is asked for."""
+    if precision.weights == "fp16":
+        return torch.float16
     matrices = {name: weight for name, weight in weights.items() if weight.dim() == 2}
     if not config.tied_embeddings:
         del matrices["model.embed_tokens.weight"]

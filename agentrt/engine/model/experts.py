@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from agentrt.engine.model.config import Sparse
-from agentrt.engine.model.linear import Linear
+from agentrt.engine.model.linear import Product
 
 BIAS = "mlp.gate.e_score_correction_bias"
-MakeLinear = Callable[[Tensor], Linear]
+MakeLinear = Callable[[Tensor], Product]
 ExpertMlp = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`x_ND`, `ids_NK` and `weights_NK` to the weighted sum of what the experts make of each row."""
 
@@ -24,9 +24,9 @@ ExpertMlp = Callable[[Tensor, Tensor, Tensor], Tensor]
 class Mlp(NamedTuple):
     """A dense feed-forward layer."""
 
-    gate_up: Linear
+    gate_up: Product
     gate: Callable[[Tensor], Tensor]
-    down: Linear
+    down: Product
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         return self.down(self.gate(self.gate_up(x_ND)))
@@ -35,7 +35,7 @@ class Mlp(NamedTuple):
 class Experts(NamedTuple):
     """A layer of experts."""
 
-    router: Linear
+    router: Product
     """In float32: a choice between two experts must not depend on the type of the others' weights."""
     route: Callable[[Tensor], tuple[Tensor, Tensor]]
     mlp: ExpertMlp

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agentrt.engine.model.config import Latent, ModelConfig
-from agentrt.engine.model.linear import Linear
+from agentrt.engine.model.linear import Product
 
 NORM_EPS = 1e-6
 """Of the norms within attention, whatever the config says of the others."""
@@ -27,8 +27,8 @@ Norm = Callable[[Tensor, Tensor, float], Tensor]
 class EachHead:
     """A product of its own for each head: `x_NHI` to `y_NHO`."""
 
-    def __init__(self, weight_HOI: Tensor, linear: Callable[[Tensor], Linear]) -> None:
-        self._exact: list[Linear] = []
+    def __init__(self, weight_HOI: Tensor, linear: Callable[[Tensor], Product]) -> None:
+        self._exact: list[Product] = []
         if weight_HOI.is_cpu:
             self._exact = [linear(weight_OI.contiguous()) for weight_OI in weight_HOI]
         else:
@@ -45,10 +45,10 @@ class LatentHeads(NamedTuple):
     """From a layer's input to the heads' queries, and the vector to cache behind them: `heads_NE`, not turned yet."""
 
     config: Latent
-    query_down: Linear | None
+    query_down: Product | None
     query_norm: Tensor | None
-    query: Linear
-    down: Linear
+    query: Product
+    down: Product
     norm: Tensor
     up: EachHead
     rms_norm: Norm
@@ -78,7 +78,7 @@ class LatentOutput(NamedTuple):
 
     config: Latent
     down: EachHead
-    output: Linear
+    output: Product
 
     def __call__(self, out_NE: Tensor) -> Tensor:
         latent = self.config
@@ -88,7 +88,11 @@ class LatentOutput(NamedTuple):
 
 
 def make_latent(
-    of: Callable[[str], Tensor], config: ModelConfig, latent: Latent, linear: Callable[[Tensor], Linear], rms_norm: Norm
+    of: Callable[[str], Tensor],
+    config: ModelConfig,
+    latent: Latent,
+    linear: Callable[[Tensor], Product],
+    rms_norm: Norm,
 ) -> tuple[LatentHeads, LatentOutput]:
     """What stands before and behind the attention of one layer."""
     name = "self_attn.q_b_proj.weight" if latent.query_rank else "self_attn.q_proj.weight"

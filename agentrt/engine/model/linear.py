@@ -3,14 +3,14 @@
 **Packing.** On the CPU a product with few rows is bound by reading the weights, so they are kept in float16 (sums stay
 float32) where the values allow it: no weight may change by more than `PACKING_ERROR`. That holds for every float16
 checkpoint, exactly, and for bfloat16 ones, of which only magnitudes below 2^-17 are rounded. Any other weight keeps
-float32. The values decide, never a clock: a choice by timing would give other bits from one start to the next.
+float32. The values decide, or the caller, never a clock: a choice by timing would give other bits from one start to the next.
 
 **Exact rows.** A matrix product's library picks its kernel by the number of rows, so the same row multiplied alone, among
 three and among sixty-four can differ in the last bits. Our own (`agentrt_kernels.product`) takes the terms of each sum
 in their order, whatever else it computes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's name)
@@ -18,6 +18,9 @@ from torch import Tensor
 
 from agentrt_kernels.product import cpu
 from agentrt_kernels.product.cpu import Panels
+
+Product = Callable[[Tensor], Tensor]
+"""Rows to rows: a `Linear`, or one that rounds."""
 
 PACKING_ERROR = 2.0**-25
 """The most that packing may change a weight: half the smallest float16 there is."""

@@ -18,6 +18,7 @@ from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import ModelConfig, load_config
 from agentrt.engine.model.decoder import Decoder, OpsName, expected_shapes, ops_for
 from agentrt.engine.model.experts import held_type
+from agentrt.engine.model.quantized import FULL, Precision
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -34,7 +35,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def load_model(folder: Path, device: str = "cpu", ops: OpsName | None = None) -> LoadedModel:
+def load_model(
+    folder: Path, device: str = "cpu", ops: OpsName | None = None, precision: Precision = FULL
+) -> LoadedModel:
     """Read the model in `folder` to `device`; a `UsageError` of one sentence if it cannot be.
 
     Without `ops`, the operations are those of the device.
@@ -45,7 +48,7 @@ def load_model(folder: Path, device: str = "cpu", ops: OpsName | None = None) ->
     # A copy even where nothing changes: memory mapped from a file need not be aligned as torch's own is.
     own_ops, dtype = ops_for(torch.device(device))
     on_device = {name: tensor.to(device, held_type(name, dtype), copy=True) for name, tensor in weights.items()}
-    return LoadedModel(Decoder(config, on_device, ops or own_ops), model_hash)
+    return LoadedModel(Decoder(config, on_device, ops or own_ops, precision=precision), model_hash)
 
 
 def read_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:

@@ -83,6 +83,8 @@ def _linears(layer: "Layer") -> tuple[Linear, Linear, Linear, Linear]:
     assert isinstance(layer.qkv, Linear)
     assert isinstance(layer.output, Linear)
     assert isinstance(layer.mlp, Mlp)
+    assert isinstance(layer.mlp.gate_up, Linear)
+    assert isinstance(layer.mlp.down, Linear)
     return layer.qkv, layer.output, layer.mlp.gate_up, layer.mlp.down
 
 

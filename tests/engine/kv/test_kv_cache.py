@@ -67,7 +67,7 @@ def test_c38_prompts_that_differ_in_their_first_id() -> None:
 
 
 @pytest.mark.parametrize("other", [Namespace(1), Namespace(0, adapter="S"), Namespace(0, salt="S")])
-def test_c38_namespaces_never_mix(other: Namespace) -> None:
+def test_c38_and_row_5_namespaces_never_mix(other: Namespace) -> None:
     """C38b: the same ids under another version, adapter or salt; adapter `S` is not salt `S`."""
     cache = KVCache([Group(32)], 4)
     compute(cache, cache.open(Namespace(0, adapter="S")), Ids(range(16)))
