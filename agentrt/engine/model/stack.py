@@ -38,7 +38,7 @@ class Stack:
         places = Places(
             positions_N.numpy(), table_of_N.numpy(), tables_GSP.numpy(), tuple(pool.numpy() for pool, _ in kv),
             np.array([(one.page_stride, one.layer_stride, one.kv_stride) for _, one in kv], dtype=np.int64),
-            layout.page_size, layout.kv_heads, 0,
+            layout.page_size, layout.kv_heads, 0, 0,
         )  # fmt: skip
         widths = config.num_heads, config.head_dim, config.intermediate_size, config.vocab_size
         taps = {} if taps is None else taps

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from agentrt_kernels.compiled import ordered, together
 from agentrt_kernels.deal import finish, new_counters, take, wait
 from agentrt_kernels.geglu.cpu import geglu_row
-from agentrt_kernels.paged_attention.cpu import attend_task, attention_scratch, rows_of_task
+from agentrt_kernels.paged_attention.cpu import attend_task, attention_scratch, size_of_task
 from agentrt_kernels.product.cpu import Panels, multiply_panels, padded_width, panels_of_stretch
 from agentrt_kernels.product.tile import PANEL
 from agentrt_kernels.rms_norm.cpu import norm_row
@@ -67,7 +67,8 @@ class Places(NamedTuple):
     page_size: int
     kv_heads: int
     attention_rows: int
-    """Rows of a task of attention."""
+    attention_heads: int
+    """Rows and KV heads of a task of attention."""
 
 
 class _Work(NamedTuple):
@@ -111,7 +112,8 @@ def run_layers(
         new(rows, padded_width(2 * inner)), new(rows, inner), new(len(out_rows_M), hidden),
         new(len(out_rows_M), padded_width(vocab)), np.array(tapped, dtype=np.int64), new(len(tapped), rows, hidden),
     )  # fmt: skip
-    places = places._replace(attention_rows=rows_of_task(rows, places.kv_heads, threads))
+    task_rows, task_heads = size_of_task(rows, places.kv_heads, threads)
+    places = places._replace(attention_rows=task_rows, attention_heads=task_heads)
     counters = new_counters(PHASES * len(weights.places_L4) + 3 + len(tapped))
     together(_run, counters, work, weights, places, out_rows_M)
     return work.logits_MV, work.taps_KND
@@ -121,7 +123,8 @@ def run_layers(
 def _run(counters: Any, work: Any, weights: Any, places: Any, out_rows_M: Any) -> None:
     layers, x_ND, y_ND = weights.places_L4.shape[0], work.x_ND, work.y_ND
     group = work.q_NHD.shape[1] // places.kv_heads
-    scratch = attention_scratch(places.attention_rows * group, work.q_NHD.shape[2], places.page_size)
+    lines = places.attention_heads * places.attention_rows * group
+    scratch = attention_scratch(lines, work.q_NHD.shape[2], places.page_size)
     phase = _norm(counters, 0, False, y_ND, work.residual_ND, weights.norms_L4D[0, 0], weights.eps, x_ND)
     for layer in range(layers):
         phase = _tap(counters, phase, layer, False, work)
@@ -249,14 +252,14 @@ def _turn(counters: Any, phase: int, layer: int, work: Any, weights: Any, places
 @ordered()
 def _attend(counters: Any, phase: int, layer: int, work: Any, weights: Any, places: Any, scratch: Any) -> int:
     group, depth, window = weights.facts_L4[layer, 1], weights.facts_L4[layer, 2], weights.facts_L4[layer, 3]
-    rows = places.attention_rows
-    tasks = (work.q_NHD.shape[0] + rows - 1) // rows * places.kv_heads
+    rows, together = places.attention_rows, places.attention_heads
+    tasks = (work.q_NHD.shape[0] + rows - 1) // rows * (places.kv_heads // together)
     while True:
         task = take(counters, phase, tasks)
         if task < 0:
             return wait(counters, phase, tasks)
         attend_task(
-            tasks - 1 - task, rows, work.q_NHD, places.positions_N, places.table_of_N, places.tables_GSP[group],
+            tasks - 1 - task, rows, together, work.q_NHD, places.positions_N, places.table_of_N, places.tables_GSP[group],
             places.pools_G[group], places.page_size, places.strides_G3[group, 0], depth * places.strides_G3[group, 1],
             places.strides_G3[group, 2], places.kv_heads, window, work.mixed_NHD, scratch,
         )  # fmt: skip

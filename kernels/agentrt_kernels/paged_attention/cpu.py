@@ -4,13 +4,15 @@ A row takes its keys block by block, a block being `KEYS` positions from a multi
 score the block's keys, turn the scores into weights, mix the values. So its bits depend on its own position, keys and
 values alone.
 
-A task is one KV head and a few neighbouring rows, which walk their blocks together. Where their tables name the same
+A task is a few neighbouring rows, which walk their blocks together, with all KV heads (whose parts of a page lie side by
+side) or, where the rows make too few tasks, with one. Where their tables name the same
 pages (the rows of a prompt chunk, siblings over a shared prefix, however their tree branches) these are read from memory
 once for all, and the queries are multiplied with them together, by the tiles of a product. Sharing is nothing but an
 order of the same operations: there are no partial results to merge, and a row has the same bits with and without siblings.
 It pays where rows that share pages are neighbours; the caller sees to that.
 
-In compiled code a *line* is the query of one row and head: row r of a task has the lines r * group to (r + 1) * group. A
+In compiled code a *line* is the query of one row and head: row r of a task has the lines r * group to (r + 1) * group of a
+KV head, and a task's KV heads follow one another. A
 *piece* is what lies in one page, of 16 keys of a block that follow one another.
 """
 
@@ -42,31 +44,32 @@ def paged_attention(
     """
     out_NHD = q_NHD.new_empty(q_NHD.shape)
     positions = array(positions_N)
-    rows = rows_of_task(q_NHD.shape[0], layout.kv_heads, torch.get_num_threads())
+    rows, heads = size_of_task(q_NHD.shape[0], layout.kv_heads, torch.get_num_threads())
     multiplications = 2 * q_NHD.shape[1] * q_NHD.shape[2] * int(positions.sum())
     spread(
-        _attend, -(-q_NHD.shape[0] // rows) * layout.kv_heads, 0.03 * multiplications,
-        rows, array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
+        _attend, -(-q_NHD.shape[0] // rows) * (layout.kv_heads // heads), 0.03 * multiplications,
+        rows, heads, array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
         layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, array(out_NHD),
     )  # fmt: skip
     return out_NHD
 
 
-def rows_of_task(rows: int, kv_heads: int, threads: int) -> int:
-    """As many as there may be, with a few tasks left for each thread."""
-    return max(1, min(ROWS, rows * kv_heads // (4 * threads)))
+def size_of_task(rows: int, kv_heads: int, threads: int) -> tuple[int, int]:
+    """Its rows, and whether it has all KV heads or one: as much as there may be, with a few tasks left for each thread."""
+    size = max(1, min(ROWS, rows // (2 * threads)))
+    return size, kv_heads if rows >= size * threads else 1
 
 
 @ordered()
 def _attend(
-    begin: int, end: int, rows: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
+    begin: int, end: int, rows: int, together: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
     page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
 ) -> None:  # fmt: skip
-    scratch = attention_scratch(rows * (q_NHD.shape[1] // kv_heads), q_NHD.shape[2], page_size)
+    scratch = attention_scratch(together * rows * (q_NHD.shape[1] // kv_heads), q_NHD.shape[2], page_size)
     for task in range(begin, end):
         attend_task(
-            task, rows, q_NHD, positions_N, table_of_N, tables_SP, pool, page_size, page_stride, layer_offset,
-            kv_stride, kv_heads, window, out_NHD, scratch,
+            task, rows, together, q_NHD, positions_N, table_of_N, tables_SP, pool, page_size, page_stride,
+            layer_offset, kv_stride, kv_heads, window, out_NHD, scratch,
         )  # fmt: skip
 
 
@@ -88,21 +91,23 @@ def block_pages(page_size: int) -> int:
 
 @ordered()
 def attend_task(
-    task: int, rows: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any, page_size: int,
-    page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any, scratch: Any,
+    task: int, rows: int, together: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
+    page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
+    scratch: Any,
 ) -> None:  # fmt: skip
-    """The rows `task // kv_heads * rows` and on, with KV head `task % kv_heads`."""
+    """Of the tasks over blocks of `rows` rows and, within one, over so many KV heads `together`, this one."""
     q_LD, sums_LD, _, state_2L, _, _ = scratch
     count, heads, size = q_NHD.shape
     group = heads // kv_heads
-    k = task % kv_heads
-    start = task // kv_heads * rows
+    first_head = task % (kv_heads // together) * together
+    start = task // (kv_heads // together) * rows
     stop = min(start + rows, count)
-    for n in range(start, stop):
-        q_LD[(n - start) * group : (n - start + 1) * group] = q_NHD[n, k * group : (k + 1) * group]
+    for j in range(together):
+        for n in range(start, stop):
+            line, head = (j * rows + n - start) * group, (first_head + j) * group
+            q_LD[line : line + group] = q_NHD[n, head : head + group]
     sums_LD[:] = np.float32(0.0)
     state_2L[0], state_2L[1] = np.float32(-np.inf), np.float32(0.0)
-    k_offset = layer_offset + k * page_size * size
     block = block_pages(page_size) * page_size
     first = _first_key(positions_N[start:stop].min(), window) // block * block
     for at in range(first, positions_N[start:stop].max() + 1, block):
@@ -112,16 +117,20 @@ def attend_task(
             if positions_N[n] >= at and _first_key(positions_N[n], window) < at + block:
                 while end < stop and _shares(n, end, at, block, positions_N, table_of_N, tables_SP, page_size, window):
                     end += 1
-                _attend_block(
-                    n - start, end - start, group, at, block, positions_N[start:stop], tables_SP[table_of_N[n]], pool,
-                    page_size, page_stride, k_offset, k_offset + kv_stride, window, scratch,
-                )  # fmt: skip
+                for j in range(together):
+                    k_offset = layer_offset + (first_head + j) * page_size * size
+                    _attend_block(
+                        n - start, end - start, j * rows * group, group, at, block, positions_N[start:stop],
+                        tables_SP[table_of_N[n]], pool, page_size, page_stride, k_offset, k_offset + kv_stride, window,
+                        scratch,
+                    )  # fmt: skip
             n = end
-    for n in range(start, stop):
-        for g in range(group):
-            line = (n - start) * group + g
-            for d in range(size):
-                out_NHD[n, k * group + g, d] = sums_LD[line, d] / state_2L[1, line]
+    for j in range(together):
+        for n in range(start, stop):
+            for g in range(group):
+                line = (j * rows + n - start) * group + g
+                for d in range(size):
+                    out_NHD[n, (first_head + j) * group + g, d] = sums_LD[line, d] / state_2L[1, line]
 
 
 @ordered()
@@ -146,13 +155,16 @@ def _shares(
 
 @ordered()
 def _attend_block(
-    begin: int, end: int, group: int, at: int, block: int, positions_R: Any, table_P: Any, pool: Any, page_size: int,
-    page_stride: int, k_offset: int, v_offset: int, window: int, scratch: Any,
+    begin: int, end: int, base: int, group: int, at: int, block: int, positions_R: Any, table_P: Any, pool: Any,
+    page_size: int, page_stride: int, k_offset: int, v_offset: int, window: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """Add the keys of the block from `at` on to the running softmax of the rows `begin` to `end` of a task."""
+    """Add the keys of the block from `at` on to the running softmax of the rows `begin` to `end` of a task.
+
+    `base` is the first line of the KV head.
+    """
     q_LD, sums_LD, scores_LT, state_2L, keys, values = scratch
     size, wide, across = q_LD.shape[1], sums_LD.shape[1], scores_LT.shape[1]
-    line, lines = begin * group, (end - begin) * group
+    line, lines = base + begin * group, (end - begin) * group
     first, reach = at + block, at
     for r in range(begin, end):
         first, reach = min(first, _first_key(positions_R[r], window)), max(reach, positions_R[r] + 1)
@@ -170,7 +182,7 @@ def _attend_block(
             multiply(lines, q_LD, line * size, size, keys, 0, PANEL, size, scores_LT, line * across + panel, across)
     for r in range(begin, end):
         mine, to = max(_first_key(positions_R[r], window), at), min(positions_R[r] + 1, at + block)
-        for one in range(r * group, (r + 1) * group):
+        for one in range(base + r * group, base + (r + 1) * group):
             scores_LT[one, first - at : mine - at] = np.float32(0.0)
             scores_LT[one, to - at : last - at] = np.float32(0.0)
             _weigh(scores_LT[one, mine - at : to - at], np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD[one])
