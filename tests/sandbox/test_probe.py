@@ -59,14 +59,17 @@ def as_a_user() -> list[str]:
     drop = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"]  # not nobody: all others look like that
     needed = [Path(path).resolve() for path in (sys.base_prefix, sys.prefix, agentrt.__path__[0])]
     closed = {folder for path in needed for folder in path.parents if not folder.stat().st_mode & 0o001}
-    if not closed:
+    tops = [folder for folder in sorted(closed) if not closed & set(folder.parents)]
+    if not tops:
         return drop
-    top = min(closed, key=lambda folder: len(folder.parts))
-    kept = [path for path in needed if top in path.parents]
-    between = sorted({folder for path in kept for folder in path.parents if top in folder.parents})
-    outer = ["bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev", "--perms", "0755", "--tmpfs", str(top)]
-    outer += [arg for folder in between for arg in ("--perms", "0755", "--dir", str(folder))]
-    return [*outer, *(arg for path in kept for arg in ("--ro-bind", str(path), str(path))), *drop]
+    outer = ["bwrap", "--bind", "/", "/", "--dev-bind", "/dev", "/dev"]
+    for top in tops:
+        kept = [path for path in needed if top in path.parents]
+        between = sorted({folder for path in kept for folder in path.parents if top in folder.parents})
+        outer += ["--perms", "0755", "--tmpfs", str(top)]
+        outer += [arg for folder in between for arg in ("--perms", "0755", "--dir", str(folder))]
+        outer += [arg for path in kept for arg in ("--ro-bind", str(path), str(path))]
+    return [*outer, *drop]
 
 
 fakes = pytest.mark.skipif(
