@@ -25,7 +25,7 @@ import anyio
 import httpx
 import numpy as np
 import torch
-from contest import Rates, awake, interleave, plot, table
+from contest import Rates, awake, interleave, peer_environment, plot, table
 
 from agentrt.core.models import find_model
 from agentrt.core.protocol import SessionHints
@@ -122,10 +122,12 @@ def vllm_server(python: str, folder: Path) -> Iterator[tuple[subprocess.Popen[by
         "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "1024",
         "--max-num-seqs", str(EPISODES), "--enable-prefix-caching", "--logprobs-mode", "processed_logprobs",
     ]  # fmt: skip
-    own = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     cores = f"0-{torch.get_num_threads() - 1}"
-    variables = own | {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
-    variables.pop("OMP_NUM_THREADS", None)
+    variables = peer_environment() | {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "HF_HUB_OFFLINE": "1",
+    }
     nowhere = subprocess.DEVNULL
     with subprocess.Popen(command, stdout=nowhere, stderr=nowhere, env=variables, start_new_session=True) as server:
         try:

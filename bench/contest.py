@@ -41,6 +41,15 @@ def interleave(contenders: Mapping[str, Callable[[], Rates]], rounds: int, kept:
     return found
 
 
+def peer_environment() -> dict[str, str]:
+    """This process's environment, less what would bind a peer to our choices.
+
+    Our engine lets idle OpenMP threads sleep (OMP_WAIT_POLICY); llama.cpp's decode loses a third of its rate by that.
+    """
+    ours = ("OMP_", "GOMP_", "KMP_", "MKL_", "NUMBA_", "PYTHONPATH")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 @contextmanager
 def awake(process: subprocess.Popen[Any]) -> Iterator[None]:
     """A peer, the first of its session, runs inside only: idle workers spin on the cores that others are measured on."""

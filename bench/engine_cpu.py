@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from contest import Rates, awake, interleave, plot, table
+from contest import Rates, awake, interleave, peer_environment, plot, table
 from roofline import decode_work, measure_machine
 
 from agentrt.core.models import find_model
@@ -111,19 +111,9 @@ def llama(run: str, gguf: Path) -> Rates:
     rates: Rates = {}
     work = ["-npp", str(CONTEXT), "-ntg", str(NEW), "-npl", ",".join(map(str, BATCHES)), "-c", "24576"]
     work += ["-t", str(torch.get_num_threads()), "--output-format", "jsonl"]
-    command = [
-        run,
-        "llama-batched-bench",
-        "-m",
-        str(gguf),
-        *work,
-        "-t",
-        str(torch.get_num_threads()),
-        "--output-format",
-        "jsonl",
-    ]
+    command = [run, "llama-batched-bench", "-m", str(gguf), *work]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PEER_SECONDS, check=True, env=_without("OMP_NUM_THREADS")
+        command, capture_output=True, text=True, timeout=PEER_SECONDS, check=True, env=peer_environment()
     )
     for line in done.stdout.splitlines():
         if line.startswith("{"):
@@ -139,8 +129,11 @@ def llama(run: str, gguf: Path) -> Rates:
 def vllm(python: str, folder: Path) -> Iterator[Callable[[int], Rates]]:
     """vLLM's CPU build in a process of its own (bench/vllm_cpu.py), loaded once; from a seed to a round."""
     script, cores = Path(__file__).with_name("vllm_cpu.py"), f"0-{torch.get_num_threads() - 1}"
-    environment = _without("OMP_NUM_THREADS", "PYTHONPATH")
-    environment |= {"VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores, "HF_HUB_OFFLINE": "1"}
+    environment = peer_environment() | {
+        "VLLM_CPU_KVCACHE_SPACE": "4",
+        "VLLM_CPU_OMP_THREADS_BIND": cores,
+        "HF_HUB_OFFLINE": "1",
+    }
     command, pipe = [python, str(script), str(folder)], subprocess.PIPE
     with subprocess.Popen(
         command, stdin=pipe, stdout=pipe, text=True, env=environment, start_new_session=True
@@ -165,11 +158,6 @@ def vllm(python: str, folder: Path) -> Iterator[Callable[[int], Rates]]:
             answer()
         yield run
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _without(*names: str) -> dict[str, str]:
-    """This process's environment, less what would bind a peer to our choices."""
-    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def contenders(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Callable[[], Rates]]:
