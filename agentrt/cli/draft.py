@@ -10,6 +10,7 @@ from rich.table import Table
 
 from agentrt.cli.console import results, say
 from agentrt.cli.draft_report import report
+from agentrt.cli.options import AsJson
 from agentrt.core.errors import UsageError
 from agentrt.core.models import find_model
 from agentrt.core.records import joined
@@ -47,9 +48,7 @@ def train(
         int, typer.Option(help="EAGLE-3: it drafts the ids that were sampled most, this many.")
     ] = 8192,
     seed: Annotated[int, typer.Option(help="The same seed gives the same head.")] = 0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End standard output with the result as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train a draft head from the policy's own forward pass over a run's trajectories.
 

@@ -9,6 +9,7 @@ from rich.console import Group
 
 from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, checked_environment, launch, named_by
+from agentrt.cli.options import AsJson, Assignments, Config, DryRun, EnvironmentName, GroupSize, Model, Seed, Servers
 from agentrt.cli.spec import chosen_spec, servers
 from agentrt.core.errors import UsageError
 from agentrt.report import evaluation, summary
@@ -18,32 +19,22 @@ TRAINING = "train"
 
 
 def evaluate(
-    environment: Annotated[
-        str | None, typer.Argument(help="A name (`agentrt describe` lists them), a module path or a file.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A model's name, its folder, or org/name on the hub.  \\[default: sprout]")
-    ] = None,
+    environment: EnvironmentName = None,
+    model: Model = None,
     split: Annotated[str | None, typer.Option(help="Held-out or adversarial tasks.  \\[default: eval]")] = None,
     groups: Annotated[int | None, typer.Option(help="How many tasks.  \\[default: 32]")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Episodes of each task.  \\[default: 4]")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed samples the same ids.  \\[default: 0]")] = None,
+    group_size: GroupSize = None,
+    seed: Seed = None,
     success: Annotated[float, typer.Option(help="The reward from which on an episode has passed, for pass@k.")] = 1.0,
-    engine: Annotated[
-        list[str] | None, typer.Option(help="A server that runs the model, instead of this process; repeatable.")
-    ] = None,
+    engine: Servers = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder.  \\[default: outputs/eval-ENVIRONMENT-TIME]")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with the spec; options override it.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the spec, dotted; repeatable.")
-    ] = None,
+    config: Config = None,
+    assignments: Assignments = None,
     resume: Annotated[Path | None, typer.Option(help="Finish the evaluation in this folder.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole spec and stop.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End standard output with the evaluation as one JSON object.")
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate a model on held-out tasks: pass@k and each reward's mean, with confidence intervals.
 

@@ -12,6 +12,7 @@ from rich.console import Group
 from rich.table import Table
 
 from agentrt.cli.console import results, say
+from agentrt.cli.options import AsJson
 from agentrt.core.errors import UsageError
 from agentrt.core.models import find_model
 from agentrt.core.protocol import Engine
@@ -68,9 +69,7 @@ def mismatch(
     bound_max: Annotated[
         float | None, typer.Option(help="Fail if the maximum |Δlogprob| of any path is above this.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End standard output with the result as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score finished trajectories again, from scratch and in full precision, and compare the logprobs with the recorded ones.
 

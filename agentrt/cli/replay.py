@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from agentrt.cli.console import results
+from agentrt.cli.options import AsJson
 from agentrt.cli.sim import chosen_policies
 
 
@@ -16,9 +17,7 @@ def replay(
     model: Annotated[str, typer.Option(help="Whose speed the simulated device has.")] = "qwen3-8b",
     link: Annotated[float, typer.Option(help="Gigabytes a second between device and host, each way.")] = 50.0,
     pool: Annotated[int | None, typer.Option(help="Ids that fit the device.  \\[default: as many as then]")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End standard output with the cells as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Play a recorded run again under other KV policies: its turns, tools and times, on a simulated GPU.
 

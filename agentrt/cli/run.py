@@ -8,40 +8,31 @@ import typer
 
 from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, Launched, checked_environment, launch, named_by
+from agentrt.cli.options import AsJson, Assignments, Config, DryRun, EnvironmentName, GroupSize, Model, Seed, Servers
 from agentrt.cli.spec import chosen_spec, servers
 from agentrt.report.summary import Summary, render, summarise
 from agentrt.rollout.sink import spec_toml
 
 
 def run(
-    environment: Annotated[
-        str | None, typer.Argument(help="A name (`agentrt describe` lists them), a module path or a file.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="A model's name, its folder, or org/name on the hub.  \\[default: sprout]")
-    ] = None,
+    environment: EnvironmentName = None,
+    model: Model = None,
     split: Annotated[str | None, typer.Option(help="Which tasks.  \\[default: train]")] = None,
     groups: Annotated[int | None, typer.Option(help="How many tasks.  \\[default: 4]")] = None,
-    group_size: Annotated[int | None, typer.Option(help="Episodes of each task.  \\[default: 4]")] = None,
-    seed: Annotated[int | None, typer.Option(help="The same seed samples the same ids.  \\[default: 0]")] = None,
-    engine: Annotated[
-        list[str] | None, typer.Option(help="A server that runs the model, instead of this process; repeatable.")
-    ] = None,
+    group_size: GroupSize = None,
+    seed: Seed = None,
+    engine: Servers = None,
     ray: Annotated[
         str | None, typer.Option(help="A Ray cluster (`auto`, HOST:PORT) for engines and episodes.", metavar="ADDRESS")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A new folder.  \\[default: outputs/ENVIRONMENT-TIME]")
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="A TOML file with the spec; options override it.")] = None,
-    assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any key of the spec, dotted; repeatable.")
-    ] = None,
+    config: Config = None,
+    assignments: Assignments = None,
     resume: Annotated[Path | None, typer.Option(help="Finish the run in this folder.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole spec and stop.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End standard output with the summary as one JSON object.")
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Roll out episodes and keep their trajectories.
 

@@ -7,6 +7,7 @@ import msgspec
 import typer
 
 from agentrt.cli.console import results
+from agentrt.cli.options import AsJson
 from agentrt.core.errors import UsageError
 from agentrt.core.spec import KVPolicy, convert, load_toml, nearest
 
@@ -16,9 +17,7 @@ def sim(
     policies: Annotated[str | None, typer.Option(help="KV policies to compare, with commas between them.")] = None,
     phi: Annotated[str | None, typer.Option(help="Oversubscriptions of the pool, with commas between them.")] = None,
     episodes: Annotated[int | None, typer.Option(help="How many episodes each cell has.")] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End standard output with the cells as one JSON object.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Simulate agent traffic on a GPU: what each KV policy makes of it.
 
