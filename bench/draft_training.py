@@ -1,6 +1,7 @@
 """What training a draft head is worth on sprout: accepted length on held-out episodes, and the four cells.
 
     python bench/draft_training.py [--kind eagle3] [--steps 400] [--updates 8] [--save FOLDER]
+    python bench/draft_training.py --head sprout-eagle3       # only counts: the head that ships
 
 1. Heads learn to draft K = 3 ids from two starts: *matched*, the policy's own calculator episodes, and *general*, as many ids
    that it said to other prompts. Accepted length (drafted ids that stand per verification, the id after them not counted)
@@ -32,9 +33,9 @@ from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import hash_weights, read_weights
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.speculate.drafter import Drafter
-from agentrt.engine.speculate.freshness import balance
 from agentrt.engine.speculate.head import DraftHead
-from agentrt.engine.speculate.head_config import HeadConfig
+from agentrt.engine.speculate.head_config import HeadConfig, load_head_config
+from agentrt.engine.speculate.load import read_head
 from agentrt.engine.speculate.offline import Text, batches, new_config, write_head
 from agentrt.engine.speculate.train import DraftTrainer, Pass, Report, fresh_weights, policy_pass
 from agentrt.engine.step import EngineCore
@@ -88,7 +89,7 @@ def episodes(core: EngineCore, tasks: Sequence[Task], round_: int) -> list[tuple
             ids = sequence.tokens.token_ids[sequence.context_tokens :]
             turn = renderer.parse(ids, "stop", calculator.Calculator.tools)
             found.append((task, conversation, turn.message.content))
-            core.cache.close(conversation.lease)
+            core.close(conversation.lease)
     return found
 
 
@@ -132,8 +133,7 @@ def counted(policy: PreTrainedModel, trainer: DraftTrainer, tasks: Sequence[Task
 def learn(trainer: DraftTrainer, policy: PreTrainedModel, texts: Sequence[Text], steps: int) -> Report:
     report = Report(0.0, [], 0)
     for step, batch in enumerate(islice(batches(texts, random.Random(1)), steps)):
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = trainer.rate * min((step + 1) / 20, 1.0) * (1 - 0.9 * step / steps)
+        trainer.pace(step, steps)
         report = trainer.step(read_by(policy, batch, trainer.config), LENGTH)
     return report
 
@@ -163,18 +163,55 @@ def improve(policy: PreTrainedModel, optimizer: torch.optim.Optimizer, texts: Se
     optimizer.zero_grad()
 
 
+def count_head(name: str) -> None:
+    """Accepted length of a trained head on held-out tasks, and that of a draft which is always right."""
+    policy: Any = AutoModelForCausalLM.from_pretrained(find_model(MODEL), dtype=torch.float32)
+    head, tasks = find_model(name), [calculator.task("eval", index) for index in range(HELD_OUT)]
+    config = load_head_config(head, "eagle3", load_config(find_model(MODEL)))
+    trainer = DraftTrainer(config, read_head(head, config))
+    played = [text_of(conversation) for _, conversation, _ in episodes(make_core(policy), tasks, 7)]
+    found = counted(policy, trainer, tasks)
+    print(
+        f"{name}, {len(played)} episodes of {HELD_OUT} held-out tasks: accepted length {found.accepted:.2f} of {LENGTH}"
+    )
+    print(f"a draft that is always right: {ceiling(played):.2f}, for nothing stands beyond a turn's end")
+
+
+def ceiling(texts: Sequence[Text]) -> float:
+    """Accepted length if every drafted id stood: a turn's first id is not drafted, nor what would follow its last."""
+    verifications = accepted = 0
+    for text in texts:
+        for turn in bytes(text.mask.tolist()).split(b"\0"):
+            left = len(turn) - 1
+            while left > 0:
+                verifications += 1
+                accepted += min(left, LENGTH)
+                left -= LENGTH + 1
+    return accepted / verifications
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kind", choices=("eagle3", "mtp"), default="eagle3")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--head", default="", help="count this head, by name or folder, beside the ceiling, and stop")
     parser.add_argument("--save", type=Path, help="write the matched head here before any update")
     return parser.parse_args()
 
 
 def main() -> None:
-    options, folder = parse(), find_model(MODEL)
+    options = parse()
     torch.manual_seed(0)
+    if options.head:
+        count_head(options.head)
+    else:
+        compare(options)
+
+
+def compare(options: argparse.Namespace) -> None:
+    """The four cells."""
+    folder = find_model(MODEL)
     policy: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     target = load_config(folder)
     config = new_config(options.kind, target, hash_weights(read_weights(folder, target)), target.vocab_size)
@@ -199,22 +236,21 @@ def main() -> None:
     if options.save:
         raw = json.loads((folder / "config.json").read_text())
         write_head(options.save, config, trainers["matched", "fixed"].state(), raw["rope_parameters"])
-    cost_seconds = drift(policy, trainers, options.updates)
+    drift(policy, trainers, options.updates)
     print(f"after {options.updates} updates of the policy, accepted length of {LENGTH}:")
     for start in ("matched", "general"):
         fixed, refreshed = (counted(policy, trainers[start, cell], held_out) for cell in ("fixed", "refreshed"))
         print(f"{start:<8} start: fixed {fixed.accepted:.2f}   refreshed {refreshed.accepted:.2f}", flush=True)
         to_come = options.updates * PER_UPDATE * fixed.tokens // len(held_out)
-        found = balance(before[start].accepted, fixed.accepted, to_come, fixed.seconds, cost_seconds)
-        print(
-            f"  of {to_come} ids to come, {found.lost_seconds:.1f} s are lost by the fixed head; to refresh it took "
-            f"{found.cost_seconds:.1f} s, which {'pays' if found.is_due else 'does not pay'}"
+        trainer = trainers[start, "refreshed"]
+        is_due = trainer.is_due(
+            before[start].accepted, fixed.accepted, to_come, fixed.seconds, options.updates * REFRESH_STEPS
         )
+        print(f"  of {to_come} ids to come, to refresh the head {'pays' if is_due else 'does not pay'}")
 
 
-def drift(policy: PreTrainedModel, trainers: dict[tuple[str, str], DraftTrainer], updates: int) -> float:
-    """Update the policy, and with it the heads that are to be refreshed; seconds that this took for one of these."""
-    cost = 0.0
+def drift(policy: PreTrainedModel, trainers: dict[tuple[str, str], DraftTrainer], updates: int) -> None:
+    """Update the policy, and with it the heads that are to be refreshed."""
     optimizer = torch.optim.AdamW(policy.parameters(), lr=POLICY_RATE)
     for update in range(updates):
         tasks = [calculator.task("train", 1000 + PER_UPDATE * update + index) for index in range(PER_UPDATE)]
@@ -222,12 +258,10 @@ def drift(policy: PreTrainedModel, trainers: dict[tuple[str, str], DraftTrainer]
         right = [text_of(one) for task, one, content in played if grade(content, task.data["answer"])]
         print(f"update {update + 1}: {len(right)} of {len(played)} episodes were right", flush=True)
         improve(policy, optimizer, right)
-        texts, started = [text_of(one) for _, one, _ in played], time.perf_counter()
+        texts = [text_of(one) for _, one, _ in played]
         for (_, cell), trainer in trainers.items():
             for batch in islice(batches(texts, random.Random(update)), REFRESH_STEPS if cell == "refreshed" else 0):
                 trainer.step(read_by(policy, batch, trainer.config), LENGTH)
-        cost += (time.perf_counter() - started) / 2
-    return cost
 
 
 if __name__ == "__main__":

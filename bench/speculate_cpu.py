@@ -216,7 +216,7 @@ def calculated(arguments: object) -> str:
 
 
 def closed(conversation: Conversation) -> list[int]:
-    conversation.core.cache.close(conversation.lease)
+    conversation.core.close(conversation.lease)
     return conversation.tokens.token_ids.tolist()
 
 

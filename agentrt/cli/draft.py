@@ -31,18 +31,19 @@ app.command()(report)
 
 @app.command()
 def train(
-    folder: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run; its finished trajectories are learnt.")
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; their finished trajectories are learnt.")
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A new folder for the head.  \\[default: RUN/draft]")
+        Path | None,
+        typer.Option("--output", "-o", help="A new folder for the head.  \\[default: RUN/draft, of the first]"),
     ] = None,
     kind: Annotated[str, typer.Option(help="eagle3 or mtp.")] = "eagle3",
     model: Annotated[
-        str | None, typer.Option(help="The policy to draft for: a name or a folder.  \\[default: the run's own]")
+        str | None, typer.Option(help="The policy to draft for: a name or a folder.  \\[default: the first run's own]")
     ] = None,
     start: Annotated[Path | None, typer.Option(help="A head to go on from.")] = None,
-    steps: Annotated[int, typer.Option(help="Updates.")] = 300,
+    steps: Annotated[int, typer.Option(help="Updates.")] = 1000,
     depths: Annotated[int, typer.Option(help="Ids in a row that it learns to draft.")] = 3,
     vocabulary: Annotated[
         int, typer.Option(help="EAGLE-3: it drafts the ids that were sampled most, this many.")
@@ -50,7 +51,7 @@ def train(
     seed: Annotated[int, typer.Option(help="The same seed gives the same head.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a draft head from the policy's own forward pass over a run's trajectories.
+    """Train a draft head from the policy's own forward pass over the trajectories of runs.
 
     A tenth of the trajectories is kept out; the table says how often a drafted id can stand there, before and after.
     Use the head with `--set engine.speculate=auto --set engine.draft=FOLDER`.
@@ -59,7 +60,9 @@ def train(
 
     [cyan]agentrt draft train outputs/demo[/cyan]
 
-    [cyan]agentrt draft train outputs/demo --steps 1000 -o drafts/demo[/cyan]
+    [cyan]agentrt draft train outputs/calculator outputs/lookup -o drafts/both[/cyan]
+
+    [cyan]agentrt draft train outputs/demo --steps 3000 -o drafts/demo[/cyan]
 
     [cyan]agentrt draft train outputs/step40 --model checkpoints/step-40 --start drafts/demo -o drafts/step-40[/cyan]
     """
@@ -68,15 +71,15 @@ def train(
             raise UsageError(f"--{name} must be 1 or more, not {value}")
     if kind not in KINDS:
         raise UsageError(f"unknown --kind {kind!r}; {nearest(kind, KINDS)}")
-    target = output or folder / "draft"
+    target = output or folders[0] / "draft"
     if target.exists():
         raise UsageError(f"{target} exists; give another folder with --output")
-    run = stored_run(folder)
+    runs = [stored_run(folder) for folder in folders]
     from agentrt.engine.speculate.offline import train_head  # here, because it imports torch
 
-    texts = _texts(RunFolder.resume(folder))
+    texts = [text for folder in folders for text in _texts(RunFolder.resume(folder))]
     outcome = train_head(
-        find_model(model or run.spec.model), texts, target, "eagle3" if kind == "eagle3" else "mtp", steps=steps,
+        find_model(model or runs[0].spec.model), texts, target, "eagle3" if kind == "eagle3" else "mtp", steps=steps,
         depths=depths, vocabulary=vocabulary, start=start, seed=seed, progress=_Progress(steps),
     )  # fmt: skip
     results().print(_rendered(outcome, target))

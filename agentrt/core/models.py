@@ -58,8 +58,8 @@ def find_model(name: str) -> Path:
 
 
 def known_models() -> list[str]:
-    """The names of the models that are here, and of those that can be pulled."""
-    here = {path.parent.name for base in (SHIPPED, cache_folder()) for path in base.glob("*/config.json")}
+    """The names of the models that are here, and of those that can be pulled. Draft heads have no tokenizer."""
+    here = {path.parent.name for base in (SHIPPED, cache_folder()) for path in base.glob("*/tokenizer.json")}
     return sorted(here | PULLABLE.keys())
 
 

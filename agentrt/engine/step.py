@@ -166,6 +166,8 @@ class EngineCore:
     def close(self, lease: Lease) -> None:
         """The session is over. Its pages are free or only cached then."""
         self._conversations.forget(lease)
+        if self.speculator:
+            self.speculator.closed(lease)
         self.cache.close(lease)
 
     def pause(self, lease: Lease, tool: str, arguments: str = "", deadline: float | None = None) -> None:
@@ -238,6 +240,8 @@ class EngineCore:
             return []
         self._totals.steps += 1
         shapes = [(sequence.lease.computed, count) for sequence, count in chunks]
+        if self.speculator:
+            self.speculator.computes(chunks)
         readers, logits_MV = self._run(chunks)
         if self.speculator:
             self.speculator.computed(chunks)
@@ -250,7 +254,8 @@ class EngineCore:
         self._step_seconds = self.clock() - started
         self.cache.costs.note(shapes, self._step_seconds)
         if self.speculator and only_decodes:
-            self.speculator.gate.note_step(sum(count for _, count in chunks), self._step_seconds)
+            drafted = sum(count - 1 for _, count in chunks)
+            self.speculator.gate.note_step(len(chunks), drafted, self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished

@@ -1,11 +1,12 @@
 """`Drafter`: a draft model beside the engine, its own pages, and how far it is behind each sequence.
 
-A draft model has its own page pool and prefix cache, so the members of a group share the drafted KV of their prompt, and a
-conversation finds that of its last turn. A sequence has a lease there while it is served; nothing of it is needed to go on:
-where pages are short, it is simply not drafted for. An update of the policy ends all leases and moves to another namespace,
-since hidden states of the old weights say nothing about the new ones.
+A draft model has its own page pool and prefix cache, so the members of a group share the drafted KV of their prompt. A
+session that is *followed* has a lease there, which it keeps while its tools run: the next turn finds all rows of the one
+before. Nothing of it is needed to go on: where pages are short, idle leases give theirs up, and a sequence without room is
+simply not drafted for. An update of the policy clears all of it, since hidden states of the old weights say nothing about
+the new ones. The target hands out hidden states in steps that have a followed sequence, and in no others.
 
-    target step ─► `take` keeps the hidden states of its rows ─► `draft`: rows that are missing, then one row an id
+    `watch` ─► target step ─► `take` keeps the hidden states of its rows ─► `draft`: rows that are missing, then one row an id
 """
 
 import time
@@ -95,7 +96,7 @@ class Tapped(Protocol):
 
 @dataclass(eq=False, slots=True)
 class _Follower:
-    """How the draft model follows one sequence."""
+    """How the draft model follows one session."""
 
     lease: Lease
     taken: list[tuple[int, Tensor]] = field(default_factory=list)
@@ -117,10 +118,9 @@ class Drafter:
     """Drafts of one model for one engine. Called between the engine's steps, in its thread."""
 
     def __init__(self, model: DraftModel, runner: Tapped, spec: EngineSpec, vocab_size: int) -> None:
-        """`runner` is the target's; from now on it hands out hidden states."""
+        """`runner` is the target's."""
         self.model, self.runner, self.vocab_size = model, runner, vocab_size
         self.verifier, self.most_rows = spec.verifier, spec.step_tokens
-        runner.taps = model.taps
         groups, layouts = size_groups(model.windows, spec), model.page_layouts(spec.page_size)
         self.cache = KVCache(groups, spec.page_size)
         self._kv = [
@@ -128,6 +128,9 @@ class Drafter:
             for group, layout in zip(groups, layouts, strict=True)
         ]
         self._followers: dict[Sequence, _Follower] = {}
+        """Of sequences that are served."""
+        self._resting: dict[Lease, _Follower] = {}
+        """Of sessions between two turns, or that wait, by their lease with the target."""
         self._version = 0
         self.is_refreshed = False
         """It got new weights with the update of the policy that is being made."""
@@ -145,6 +148,26 @@ class Drafter:
                 found[count] = time.perf_counter() - started
         return found
 
+    def follow(self, session: Lease) -> None:
+        """Drafts are wanted for this session, from its next step on until `forget`. Does nothing if it is followed."""
+        if session not in self._resting:
+            own = self.cache.open(Namespace(self._version, "", session.namespace.salt))
+            self._resting[session] = _Follower(own)
+
+    def follows(self, sequence: Sequence) -> bool:
+        """Whether `draft` can draft for it."""
+        return sequence in self._followers
+
+    def watch(self, chunks: List[tuple[Sequence, int]]) -> None:
+        """The target is about to compute these chunks."""
+        is_watched = False
+        for sequence, _ in chunks:
+            follower = self._resting.pop(sequence.lease, None)
+            if follower is not None:
+                self._followers[sequence] = follower
+            is_watched = is_watched or sequence in self._followers
+        self.runner.taps = self.model.taps if is_watched else ()
+
     def take(self, chunks: List[tuple[Sequence, int]]) -> None:
         """The target computed these chunks. To be called before what was sampled in them is committed."""
         features_NF = self.runner.features_NF
@@ -152,7 +175,9 @@ class Drafter:
             return
         counts = [count for _, count in chunks]
         for (sequence, _), part in zip(chunks, torch.split(features_NF, counts), strict=True):
-            follower = self._follower(sequence)
+            follower = self._followers.get(sequence)
+            if follower is None:
+                continue
             follower.taken.append((sequence.lease.computed, part))
             if len(follower.taken) > MOST_TAKEN:
                 del follower.taken[0]
@@ -160,7 +185,7 @@ class Drafter:
     def draft(self, sequences: List[Sequence], length: int) -> list[Draft]:
         """For each sequence up to `length` ids; none for one that lacks pages, or is still too far ahead.
 
-        Each has sampled all but the KV of its last id.
+        All are followed, and each has sampled all but the KV of its last id.
         """
         drafts = dict.fromkeys(sequences, NO_DRAFT)
         ready = [sequence for sequence in sequences if self._has_room(sequence, length)]
@@ -183,11 +208,17 @@ class Drafter:
         return list(drafts.values())
 
     def left(self, sequence: Sequence) -> None:
-        """The sequence ended; what whole pages there are of it stay in the prefix cache."""
+        """The sequence ended or waits again. Its session is followed on."""
         follower = self._followers.pop(sequence, None)
         if follower is not None:
             if follower.lease.is_running:
                 self.cache.suspend(follower.lease, sequence.tokens.token_ids)
+            self._resting[sequence.lease] = follower
+
+    def forget(self, session: Lease) -> None:
+        """No drafts are wanted any more for a session of which nothing runs. Does nothing if it is not followed."""
+        follower = self._resting.pop(session, None)
+        if follower is not None:
             self.cache.close(follower.lease)
 
     def stage(self, weights: Mapping[str, Tensor]) -> Install:
@@ -205,22 +236,21 @@ class Drafter:
         """There is a new policy: nothing that was drafted for the old one is used again."""
         for sequence in list(self._followers):
             self.left(sequence)
+        for follower in self._resting.values():
+            follower.taken.clear()
+        self.cache.renew(version)
         self._version, self.model.target = version, self.runner.decoder
 
-    def _follower(self, sequence: Sequence) -> _Follower:
-        follower = self._followers.get(sequence)
-        if follower is None:
-            salt = sequence.lease.namespace.salt
-            follower = self._followers[sequence] = _Follower(self.cache.open(Namespace(self._version, "", salt)))
-        return follower
-
     def _has_room(self, sequence: Sequence, length: int) -> bool:
-        """Whether the sequence and a draft of `length` fit; if so, their pages are taken."""
-        lease, ids = self._follower(sequence).lease, sequence.tokens.token_ids
+        """Whether the sequence and a draft of `length` fit; if so, their pages are taken, from idle leases if need be."""
+        lease, ids = self._followers[sequence].lease, sequence.tokens.token_ids
         places = len(ids) + length - 1
+        if not lease.is_running and lease.pages:
+            self.cache.resume(lease, ids, len(ids) - 1)
         missing = self.cache.pages_for(places) - len(lease.pages)
-        if any(missing > pool.num_available for pool in self.cache.pools):
-            return False
+        while any(missing > pool.num_available for pool in self.cache.pools):
+            if not self.cache.revoke_idle():
+                return False
         if not lease.is_running:
             self.cache.resume(lease, ids, len(ids) - 1)
         self.cache.grow(lease, places)

@@ -26,8 +26,6 @@ from agentrt.engine.speculate.train import DraftTrainer, Pass, Report, fresh_wei
 
 HELD_OUT = 10
 BATCH_TOKENS = 1024
-WARMUP = 20
-"""Steps until the learning rate is whole; afterwards it falls to a tenth by the end."""
 PAGE_SIZE = 64
 DEEP = 12
 """Layers from which on EAGLE-3's own choice of hidden states is taken."""
@@ -117,8 +115,7 @@ def train_head(
     before = overlaps(trainer, policy, kept, depths)
     learning = batches(learnt, random.Random(seed))
     for step in range(steps):
-        for group in trainer.optimizer.param_groups:
-            group["lr"] = trainer.rate * min((step + 1) / WARMUP, 1.0) * (1 - 0.9 * step / steps)
+        trainer.pace(step, steps)
         progress(step, trainer.step(read_by(policy, next(learning), config), depths))
     after = overlaps(trainer, policy, kept, depths)
     source = json.loads((model / "config.json").read_text())

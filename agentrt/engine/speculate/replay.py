@@ -77,5 +77,5 @@ def replay(
             if one.ended(sequence):
                 running[one.submit(core, params)] = one
             else:
-                core.cache.close(one.lease)
+                core.close(one.lease)
     return [one.figures for one in replayed]

@@ -10,16 +10,22 @@ from collections.abc import Callable
 from collections.abc import Sequence as List
 from functools import cache
 
+import numpy as np
 import structlog
+from numpy.typing import NDArray
 
+from agentrt.engine.kv.lease import Lease
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.freshness import Freshness
-from agentrt.engine.speculate.gate import REQUEST_PRIOR, Gate, Rate, survivals
+from agentrt.engine.speculate.gate import Gate
 from agentrt.engine.speculate.suffix import LONGEST, Found, Memory
+from agentrt.engine.speculate.survival import Own
 
 TEXT = "text"
+PROBE_TURNS = 64
+"""One turn in so many is followed by a draft model that does not seem to pay."""
 
 log = structlog.get_logger(__name__)
 
@@ -34,8 +40,9 @@ class Speculator:
         self._clock = clock
         self.freshness = Freshness()
         """Of the draft model."""
-        self._rates: dict[Sequence, dict[str, Rate]] = {}
-        """Of the drafts of each running request, from text and from the model."""
+        self._own: dict[Sequence, dict[str, Own]] = {}
+        """How the drafts of each request fare, those from text and those of the model."""
+        self._turns = 0
         if drafter:
             for count, seconds in drafter.measure().items():
                 self.gate.passes.note(count, seconds)
@@ -44,9 +51,17 @@ class Speculator:
         """Remember what a conversation heard since its last turn: a prompt, or what a tool gave."""
         tokens, end = sequence.tokens, sequence.context_tokens
         if not sequence.num_scored:
-            self._rates[sequence] = defaultdict(Rate)
+            self._own[sequence] = defaultdict(Own)
             last_sampled = tokens.mask[:end].tobytes().rfind(b"\1")
             self.memory.add(tokens.token_ids[:end], last_sampled + 1, once=True)
+            self._turns += 1
+            if self.drafter and (self.gate.takes_model or self._turns % PROBE_TURNS == 0):
+                self.drafter.follow(sequence.lease)
+
+    def computes(self, chunks: List[tuple[Sequence, int]]) -> None:
+        """The rows of a step are about to be computed."""
+        if self.drafter:
+            self.drafter.watch(chunks)
 
     def computed(self, chunks: List[tuple[Sequence, int]]) -> None:
         """The rows of a step were computed, and nothing of it is committed yet."""
@@ -63,25 +78,36 @@ class Speculator:
         """Remember what a turn said; siblings, and the next epoch, may say it again."""
         if self.drafter:
             self.drafter.left(sequence)
-        if self._rates.pop(sequence, None) is not None:
+            if not self.gate.takes_model:
+                self.drafter.forget(sequence.lease)
+        if self._own.pop(sequence, None) is not None:
             self.memory.add(sequence.tokens.token_ids, sequence.context_tokens)
+
+    def closed(self, lease: Lease) -> None:
+        """A session is over."""
+        if self.drafter:
+            self.drafter.forget(lease)
 
     def renewed(self, version: int) -> None:
         """There are new weights. Text stays: it counts for as much as it is accepted."""
         if self.drafter:
             self.freshness.renewed(is_refreshed=self.drafter.is_refreshed)
+            if self.drafter.is_refreshed:
+                self.gate.kinds.pop(self.drafter.model.kind, None)  # nothing is known of it yet
             self.drafter.renew(version)
             self.drafter.is_refreshed = False
 
     def propose(self, running: List[Sequence]) -> None:
         """Give each sequence that decodes the draft that the next step is to verify, if any."""
+        self.gate.begin()
         if not self.gate.wakes():
             return
         started = self._clock()
         decoding = [sequence for sequence in running if sequence.is_decoding]
         drafts = self._from_text(decoding)
-        rates = [self._rate(sequence, TEXT, draft.kind) for sequence, draft in zip(decoding, drafts, strict=True)]
-        lengths, modelled = self._chosen(decoding, [len(draft.ids) for draft in drafts], rates)
+        lengths, modelled = [0] * len(decoding), list[int]()
+        if decoding and (self.drafter or any(draft.ids for draft in drafts)):
+            lengths, modelled = self._chosen(decoding, drafts)
         for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
             sequence.draft = draft.cut(length) if length else NO_DRAFT
         if decoding:
@@ -94,8 +120,10 @@ class Speculator:
         sequence.verifications += 1
         sequence.drafted += proposed
         sequence.accepted += accepted
-        for rate in (self.gate.rates[draft.kind], self._rates[sequence][_source(draft.kind)]):
-            rate.note(proposed, accepted)
+        survival = self.gate.kinds[draft.kind]
+        expected = float(survival.curve(self.draft_length)[:proposed].sum())
+        self._own[sequence][_source(draft.kind)].note(accepted, expected)
+        survival.note(proposed, accepted)
         sequence.draft = NO_DRAFT
         if _source(draft.kind) != TEXT and (stale := self.freshness.note(accepted)):
             log.warning(
@@ -112,23 +140,36 @@ class Speculator:
         """What may come next: never more than the turn may still have, the id after the draft included."""
         limits = [self._limit(sequence) for sequence in sequences]
         found = self.memory.find([sequence.tokens.token_ids for sequence in sequences], limits)
-        return [_drafted(sequence, one) for sequence, one in zip(sequences, found, strict=True)]
+        return [
+            _drafted(sequence, one) if one.ids else NO_DRAFT for sequence, one in zip(sequences, found, strict=True)
+        ]
 
-    def _chosen(self, decoding: List[Sequence], limits: List[int], rates: List[float]) -> tuple[list[int], list[int]]:
+    def _chosen(self, decoding: List[Sequence], drafts: List[Draft]) -> tuple[list[int], list[int]]:
         """How many ids to verify for each; and the slots that the model drafts for, as more of its ids will stand."""
-        if self.drafter is None:
-            return self.gate.choose(limits, rates), []
-        kind, modelled = self.drafter.model.kind, []
-        mixed, mixed_rates = list(limits), list(rates)
-        for slot, sequence in enumerate(decoding):
-            limit, rate = self._limit(sequence), self._rate(sequence, kind, kind)
-            if survivals(rate, limit) > survivals(rates[slot], limits[slot]):
+        limits = [len(draft.ids) for draft in drafts]
+        survivals_SJ = self._survivals(decoding, TEXT, [draft.kind for draft in drafts])
+        followed = [slot for slot, one in enumerate(decoding) if self.drafter and self.drafter.follows(one)]
+        if self.drafter is None or not followed:
+            return self.gate.choose(limits, survivals_SJ), []
+        kind = self.drafter.model.kind
+        mixed, mixed_SJ, modelled = list(limits), survivals_SJ.copy(), []
+        by_model_SJ = self._survivals(decoding, kind, [kind] * len(decoding))
+        for slot in followed:
+            limit = self._limit(decoding[slot])
+            if by_model_SJ[slot, :limit].sum() > survivals_SJ[slot, : limits[slot]].sum():
                 modelled.append(slot)
-                mixed[slot], mixed_rates[slot] = limit, rate
-        lengths = self.gate.choose(mixed, mixed_rates, modelled)
+                mixed[slot], mixed_SJ[slot] = limit, by_model_SJ[slot]
+        lengths = self.gate.choose(mixed, mixed_SJ, modelled)
         if any(lengths[slot] for slot in modelled) or not modelled:
             return lengths, modelled
-        return self.gate.choose(limits, rates), []
+        return self.gate.choose(limits, survivals_SJ), []
+
+    def _survivals(self, sequences: List[Sequence], source: str, kinds: List[str]) -> NDArray[np.float64]:
+        """How often the first j + 1 ids of a draft of each stand, j up to the longest draft."""
+        curves_SJ = np.array([self.gate.kinds[kind].curve(self.draft_length) for kind in kinds])
+        factors_S = np.array([self._own[sequence][source].factor for sequence in sequences])
+        survivals_SJ: NDArray[np.float64] = np.minimum(curves_SJ * factors_S[:, None], 1.0)
+        return survivals_SJ
 
     def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
         if self.drafter is None or not wanted:
@@ -137,13 +178,10 @@ class Speculator:
         drafts = self.drafter.draft([sequence for sequence, _ in wanted], longest)
         for (sequence, length), draft in zip(wanted, drafts, strict=True):
             sequence.draft = draft.cut(length) if draft.ids else NO_DRAFT
-        self.gate.passes.note(len(wanted), (self._clock() - started) / longest)
+        self.gate.note_passes(len(wanted), longest, self._clock() - started)
 
     def _limit(self, sequence: Sequence) -> int:
         return max(0, min(self.draft_length, sequence.max_tokens - sequence.num_sampled - 1))
-
-    def _rate(self, sequence: Sequence, source: str, kind: str) -> float:
-        return self._rates[sequence][source].mean(self.gate.rates[kind].mean(), REQUEST_PRIOR)
 
 
 def _drafted(sequence: Sequence, found: Found) -> Draft:

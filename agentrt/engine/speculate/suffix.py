@@ -41,6 +41,9 @@ class Found(NamedTuple):
     """Every match of that length went on with the same id."""
 
 
+NOTHING = Found([], 0, agreed=True)
+
+
 class Memory:
     """Texts, and what followed in them."""
 
@@ -71,6 +74,8 @@ class Memory:
         counts_S, matched_S, agreed_S = np.array(limits, dtype=np.int64), *np.zeros((2, len(texts)), dtype=np.int64)
         out_SK = np.empty((len(texts), max(limits, default=0)), dtype=np.int32)
         _find(self._ring, self._chains, self._heads, self._end, tails_SL, counts_S, matched_S, agreed_S, out_SK)
+        if not counts_S.any():
+            return [NOTHING] * len(texts)
         columns = (out_SK.tolist(), counts_S.tolist(), matched_S.tolist(), agreed_S.tolist())
         return [Found(ids[:count], matched, bool(agreed)) for ids, count, matched, agreed in zip(*columns, strict=True)]
 

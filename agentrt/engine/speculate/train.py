@@ -12,21 +12,29 @@ Suffixes: B sequences, T ids, D the hidden size, F the hidden states of a row si
 rows that are wanted, L those of a depth, V ids of the target, W ids of the draft.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import structlog
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's name)
 from torch import Tensor
 
 from agentrt.engine.model.rope import rope_tables
+from agentrt.engine.speculate.freshness import balance
 from agentrt.engine.speculate.head_config import HeadConfig
+from agentrt.engine.speculate.muon import Muon
 
 DECAY = 0.8
 """Of the weight of each further depth."""
 CLIP = 1.0
 """Of the gradient's norm."""
 BETAS = (0.9, 0.95)
+WARMUP = 20
+"""Steps until the learning rate is whole."""
+
+log = structlog.get_logger(__name__)
 
 
 class Pass(NamedTuple):
@@ -66,7 +74,10 @@ def policy_pass(
 
 
 class DraftTrainer:
-    """A head's weights and their optimizer. A hook: `step` is called with what the policy's own update computed anyway."""
+    """A head's weights and their optimizers: Muon for the layer's matrices, AdamW for the output layer and norms.
+
+    A hook: `step` is called with what the policy's own update computed anyway.
+    """
 
     def __init__(self, config: HeadConfig, weights: Mapping[str, Tensor], rate: float = 3e-3) -> None:
         self.config, self.rate = config, rate
@@ -78,19 +89,45 @@ class DraftTrainer:
         whole = torch.zeros(config.draft_vocab_size, dtype=torch.long)
         self.d2t = weights.get("d2t", whole)
         self._ids_W = torch.arange(config.draft_vocab_size) + self.d2t
-        decayed = [tensor for tensor in self.weights.values() if tensor.dim() > 1]
-        plain = [tensor for tensor in self.weights.values() if tensor.dim() == 1]
-        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=BETAS)
+        inner = [name for name, tensor in self.weights.items() if tensor.dim() == 2 and name != "lm_head.weight"]
+        others = [tensor for name, tensor in self.weights.items() if name not in inner]
+        self._optimizers = (
+            Muon([self.weights[name] for name in inner], rate),
+            torch.optim.AdamW(others, lr=rate, betas=BETAS, weight_decay=0.0),
+        )
+        self.steps, self.seconds = 0, 0.0
+        """Updates until now, and what they took."""
 
     def step(self, given: Pass, depths: int) -> Report:
         """One update from the rows of one forward pass."""
+        started = time.perf_counter()
         loss, report = self.loss(given, depths)
-        self.optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self.weights.values(), CLIP)
-        self.optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
+        self.steps += 1
+        self.seconds += time.perf_counter() - started
         return report
+
+    def pace(self, step: int, steps: int) -> None:
+        """Set the learning rate for this one of so many steps: it rises to the whole, and falls to a twentieth."""
+        share = min((step + 1) / WARMUP, 1.0) * (1 - 0.95 * step / steps)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate * share
+
+    def is_due(self, before: float, now: float, tokens_to_come: int, step_seconds: float, steps: int) -> bool:
+        """Whether `steps` more updates pay, each as long as those until now; both sides are logged.
+
+        Accepted length before the policy changed and now, ids that the policy will sample until it changes again, and the
+        seconds of an engine's step (`freshness.balance`).
+        """
+        found = balance(before, now, tokens_to_come, step_seconds, steps * self.seconds / max(self.steps, 1))
+        log.info("refreshing the draft model", is_due=found.is_due, **found._asdict())
+        return found.is_due
 
     def loss(self, given: Pass, depths: int) -> tuple[Tensor, Report]:
         """The loss over these depths, and what it is made of. Raises `ValueError` if the policy sampled none of the ids."""

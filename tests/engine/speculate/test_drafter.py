@@ -14,6 +14,7 @@ from agentrt.core.tokens import Tokens
 from agentrt.engine.model.decoder import expected_shapes
 from agentrt.engine.sampler import laws_of
 from agentrt.engine.sequence import Sequence
+from agentrt.engine.speculate.gate import MODEL_STEPS
 from agentrt.engine.speculate.head import Step
 from agentrt.engine.step import EngineCore, Update
 from agentrt_kernels.sample.reference import probabilities
@@ -33,6 +34,15 @@ def drain(core: EngineCore) -> None:
     while not core.is_idle:
         core.step()
         core.check()
+
+
+def close_all(core: EngineCore, sequences: list[Sequence]) -> None:
+    """The sessions end, and with them all that the draft model holds of them."""
+    for sequence in sequences:
+        core.close(sequence.lease)
+    pool = drafter_of(core).cache.pool
+    assert pool.num_available == pool.num_pages
+    core.check()
 
 
 def said(sequence: Sequence) -> tuple[list[int], list[float], str | None]:
@@ -61,6 +71,16 @@ def run_all(core: EngineCore, count: int = 10) -> list[Sequence]:
     return sequences
 
 
+def next_turn(core: EngineCore, before: Sequence, observed: list[int]) -> Sequence:
+    """A tool ran, and the same session goes on."""
+    core.pause(before.lease, "search")
+    before.tokens.observe(observed)
+    sequence = Sequence(tokens=before.tokens, params=before.params, max_tokens=12, seed=5)
+    core.submit(sequence, before.lease)
+    drain(core)
+    return sequence
+
+
 def drafter_of(core: EngineCore) -> Any:
     assert core.speculator is not None
     assert core.speculator.drafter is not None
@@ -84,8 +104,7 @@ def test_the_same_bits_with_a_draft_model_and_without(kind: str, limits: dict[st
     assert [said(one) for one in found] == [said(one) for one in plain]
     assert sum(one.drafted for one in found) > 50
     assert ("kv_tokens" in limits) == (core.statistics(0).preemptions > 0)
-    pool = drafter_of(core).cache.pool
-    assert pool.num_available == pool.num_pages
+    close_all(core, found)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -120,6 +139,16 @@ def logits_after(sequence: Sequence, count: int) -> torch.Tensor:
     return torch.from_numpy(seen[-1][-1])
 
 
+def fused_states(drafter: Any, ids: list[int]) -> torch.Tensor:
+    """What the head is given of a text that is computed from its first id on."""
+    whole = make_core(None)
+    whole.runner.taps = (1, 2, 3)  # type: ignore[attr-defined]
+    submit(whole, ids, max_tokens=1)
+    drain(whole)
+    fused: torch.Tensor = drafter.model.fuse(whole.runner.features_NF)  # type: ignore[attr-defined]
+    return fused
+
+
 def test_hidden_states_are_those_of_the_rows_before(tmp_path: Path) -> None:
     """What the head is given at row j is what the target made of id j - 1; zeros where nobody did (pitfall 9)."""
     core = make_core(write_draft(tmp_path, "eagle3"), step_tokens=7, max_batch=2)
@@ -135,15 +164,18 @@ def test_hidden_states_are_those_of_the_rows_before(tmp_path: Path) -> None:
     sequence = submit(core, prompt(5), max_tokens=12)
     drain(core)
     ids = sequence.tokens.token_ids.tolist()
-    whole = make_core(None)
-    whole.runner.taps = (1, 2, 3)  # type: ignore[attr-defined]
-    submit(whole, ids, max_tokens=1)
-    drain(whole)
-    fused = drafter.model.fuse(whole.runner.features_NF)  # type: ignore[attr-defined]
+    fused = fused_states(drafter, ids)
     assert len(given) > sequence.context_tokens + 4
     for position, row in given.items():
         expected = fused[position - 1] if position else torch.zeros(24)
         torch.testing.assert_close(row, expected, atol=1e-4, rtol=1e-4)
+    given.clear()
+    turn = next_turn(core, sequence, [7] * 9)
+    ids = turn.tokens.token_ids.tolist()
+    fused = fused_states(drafter, ids)
+    assert min(given) < turn.context_tokens - 9  # its own partial page was kept, and what was not drafted from yet
+    for position, row in given.items():
+        torch.testing.assert_close(row, fused[position - 1], atol=1e-4, rtol=1e-4)
     given.clear()
     again = submit(core, ids, max_tokens=6, seed=9)
     drain(core)
@@ -176,9 +208,8 @@ def test_updates_in_flight(kind: str, mode: Any, tmp_path: Path) -> None:
         drain(core)
         found[folder is None] = said(late)
         if folder:
-            drafter = drafter_of(core)
-            assert drafter.model.target is core.runner.decoder  # type: ignore[attr-defined]
-            assert drafter.cache.pool.num_available == drafter.cache.pool.num_pages
+            assert drafter_of(core).model.target is core.runner.decoder  # type: ignore[attr-defined]
+            close_all(core, [*sequences, late])
     assert found[True] == found[False]
 
 
@@ -256,6 +287,49 @@ def test_nobody_waits_for_a_draft(tmp_path: Path) -> None:
     drafter.cache.pools[0].release(taken)
     check()
     assert [said(one) for one in found] == [said(one) for one in run_all(make_core(None), 6)]
+
+
+def test_hidden_states_are_handed_out_only_while_a_followed_sequence_runs(tmp_path: Path) -> None:
+    """A model that was of no use for 512 steps follows one turn in 64, and costs the target nothing in between."""
+    core = make_core(write_draft(tmp_path, "eagle3"))
+    assert core.speculator is not None
+    gate, drafter, taps = core.speculator.gate, drafter_of(core), set()
+    run = core.runner.run
+    core.runner.run = lambda batch: taps.add(core.runner.taps) or run(batch)  # type: ignore[method-assign, attr-defined, func-returns-value]
+    first = submit(core, prompt(1))
+    drain(core)
+    assert taps == {(1, 2, 3)}
+    assert gate.takes_model
+    gate._last_modelled = -MODEL_STEPS
+    taps.clear()
+    found = [submit(core, prompt(2), seed=seed, max_tokens=3) for seed in range(62)]
+    drain(core)
+    assert taps == {()}
+    assert not any(one.drafted for one in found)
+    probe = submit(core, prompt(3))
+    drain(core)
+    assert probe.drafted > 0
+    assert gate.takes_model
+    gate._last_modelled = -MODEL_STEPS
+    assert next_turn(core, first, [4, 5]).drafted > 0  # its session was followed all the while
+    assert drafter._resting.keys() == {first.lease, probe.lease}
+    close_all(core, [first, probe, *found])
+
+
+def test_idle_sessions_give_up_their_drafted_kv(tmp_path: Path) -> None:
+    core = make_core(write_draft(tmp_path, "mtp"))
+    drafter = drafter_of(core)
+    found = [submit(core, prompt(index), seed=index, max_tokens=20) for index in range(6)]
+    drain(core)
+    held = sum(len(follower.lease.pages) for follower in drafter._resting.values())
+    taken = drafter.cache.pools[0].take(drafter.cache.pool.num_free)
+    more = submit(core, [20, 21, *prompt(9)], max_tokens=20)
+    core.speculator.check = lambda: None  # type: ignore[method-assign, union-attr]
+    drain(core)
+    assert more.drafted > 6
+    assert sum(len(follower.lease.pages) for follower in drafter._resting.values()) <= held
+    drafter.cache.pools[0].release(taken)
+    close_all(core, [*found, more])
 
 
 def test_siblings_share_the_drafted_prompt(tmp_path: Path) -> None:

@@ -1,130 +1,198 @@
 """The gate: how many drafted ids pay, from step times and past acceptances."""
 
+import random
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from agentrt.engine.speculate.gate import (
-    PLAIN_EVERY,
-    PROBE_EVERY,
-    PROBE_LENGTH,
-    Gate,
-    Rate,
-    StepTimes,
-    choose_lengths,
-)
+from agentrt.engine.speculate.gate import PLAIN_EVERY, PROBE_EVERY, PROBE_LENGTH, Gate, choose_lengths
+from agentrt.engine.speculate.survival import Own, Survival
+from agentrt.engine.speculate.times import FIRST, Curve, StepTimes
 
 
-def times(**seconds: float) -> StepTimes:
+def times(plain: dict[int, float], drafted: dict[int, float]) -> StepTimes:
+    """What steps of so many requests take, and what so many drafted rows add."""
     found = StepTimes()
-    for rows, value in seconds.items():
-        found.note(int(rows.removeprefix("r")), value)
+    for requests, seconds in plain.items():
+        found.plain.note(requests, seconds)
+    for rows, seconds in drafted.items():
+        found.drafted.note(rows, seconds)
     return found
 
 
-def test_step_times_are_a_line_between_what_was_measured() -> None:
-    found = times(r1=10.0, r5=14.0)
-    assert [found.of(rows) for rows in (1, 2, 5, 9)] == [10, 11, 14, 18]
-    assert [StepTimes().of(rows) for rows in (1, 4)] == [1, 1]
+def powers(*rates: float, length: int = 10) -> NDArray[np.float64]:
+    """Drafts of which each id stands with one chance if all before it do."""
+    return np.array([[rate ** (depth + 1) for depth in range(length)] for rate in rates])
 
 
-def test_a_step_that_was_interrupted_does_not_count_against_larger_ones() -> None:
-    found = times(r1=10.0, r2=500.0, r8=20.0)
-    assert [found.of(rows) for rows in (1, 2, 8)] == [10, 20, 20]
-    found.note(2, 11.0)
-    found.note(2, 11.0)
-    assert found.of(2) < 140
+def test_a_curve_is_a_line_between_what_was_measured() -> None:
+    found = Curve()
+    assert [found.of(count) for count in (1, 4)] == [1, 1]
+    found.note(1, 10.0)
+    assert [found.of(count) for count in (1, 4)] == [10, 10]
+    found.note(5, 14.0)
+    assert [found.of(count) for count in (1, 2, 5, 9)] == [10, 11, 14, 18]
+    from_zero = Curve(from_zero=True)
+    assert not from_zero.is_known
+    from_zero.note(4, 2.0)
+    assert [from_zero.of(count) for count in (0, 2, 4, 8)] == [0, 1, 2, 4]
 
 
-def test_neighbouring_counts_share_what_is_known() -> None:
-    found = times(r30=10.0, r34=10.0)
-    assert found.of(32) == 10
-    found.note(33, 4.0)
-    assert found.of(32) == 7
+def test_neighbouring_counts_share_what_is_known_and_the_first_shortest_counts() -> None:
+    found = Curve()
+    for seconds in (500.0, 10.0, 12.0, 11.0):
+        found.note(30, seconds)
+    assert found.of(32) == found.of(30) == 10
+    found.note(33, 20.0)
+    assert found.of(32) == 11
 
 
-def test_a_rate_follows_what_was_accepted() -> None:
-    rate = Rate()
-    assert rate.mean() == 0.7
+def test_what_drafts_add_is_what_a_step_takes_beside_a_plain_one() -> None:
+    found = StepTimes()
+    found.note(4, 8, 15.0)
+    assert not found.is_known  # no plain step was seen
+    for _ in range(FIRST):
+        found.note(4, 0, 10.0)
+    for seconds in (14.0, 15.0, 13.0, 16.0):
+        found.note(4, 8, seconds)
+    assert (found.plain.of(4), found.drafted.of(8)) == (10, 3)
+    found.note(4, 8, 1000.0)  # the machine did something else: counts as three times what was expected
+    assert found.drafted.of(8) == pytest.approx(3 + 0.1 * (39 - 10 - 3))
     for _ in range(200):
-        rate.note(4, 1)  # one accepted, the second refused, the others never judged
-    assert rate.mean() == pytest.approx(0.5, abs=0.01)
-    for _ in range(200):
-        rate.note(4, 4)
-    assert rate.mean() > 0.98
-    assert Rate().mean(0.2, 4.0) == 0.2
+        found.note(4, 8, 9.0)  # noise of the plain steps: what drafts add is never less than nothing
+    assert found.drafted.of(8) == 0
+
+
+def test_survival_is_by_depth() -> None:
+    """Half of the drafts stand whole and half not at all: 0.5 at every depth, and no power of a mean."""
+    found = Survival()
+    np.testing.assert_allclose(found.curve(3), [0.7, 0.49, 0.343])
+    for _ in range(300):
+        found.note(4, 4)
+        found.note(4, 0)
+    np.testing.assert_allclose(found.curve(4), 0.5, atol=0.02)
+    assert found.curve(8)[7] == pytest.approx(0.5, abs=0.1)  # not tried so deep: as the depth before
+
+
+def test_survival_of_drafts_that_were_cut() -> None:
+    """Kaplan and Meier: drafts of one id say nothing of the second."""
+    found, rng = Survival(), random.Random(0)
+    for _ in range(4000):
+        stood = (rng.random() < 0.8) + 0
+        stood += stood and rng.random() < 0.5
+        length = rng.choice([1, 2])
+        found.note(length, min(stood, length))
+    np.testing.assert_allclose(found.curve(2), [0.8, 0.4], atol=0.1)
+
+
+def test_a_request_is_compared_to_its_kind() -> None:
+    own = Own()
+    assert own.factor == 1
+    for _ in range(100):
+        own.note(1, 2.0)
+    assert own.factor == pytest.approx(0.5, abs=0.02)
 
 
 def test_lengths_by_hand() -> None:
-    """Alone: 1 row costs 10, each more 1. E = 1 + a + a^2 + ...; a = 0.8: best at 7, 4.16 / 17 against 1 / 10."""
-    cheap = times(r1=10.0, r11=20.0)
+    """A step takes 10, a drafted row 1. E = 1 + a + a^2 + ...; a = 0.8: best at 6, 3.95 / 16 against 1 / 10."""
+    cheap = times({1: 10.0}, {10: 10.0})
     speeds = [sum(0.8**depth for depth in range(count + 1)) / (10 + count) for count in range(11)]
-    assert choose_lengths([10], [0.8], cheap) == [int(np.argmax(speeds))] == [6]
-    assert choose_lengths([3], [0.8], cheap) == [3]
-    assert choose_lengths([10], [0.05], cheap) == [0]
+    assert choose_lengths([10], powers(0.8), cheap) == [int(np.argmax(speeds))] == [6]
+    assert choose_lengths([3], powers(0.8), cheap) == [3]
+    assert choose_lengths([10], powers(0.05), cheap) == [0]
+    assert choose_lengths([10], np.array([[0.5] * 10]), cheap) == [10]  # what stands at all stands whole
 
 
 def test_rows_go_where_they_bring_most() -> None:
-    found = choose_lengths([4, 4, 4], [0.9, 0.6, 0.7], times(r3=10.0, r15=16.0))
+    found = choose_lengths([4, 4, 4], powers(0.9, 0.6, 0.7), times({3: 10.0}, {12: 6.0}))
     assert found[0] == 4
     assert found[0] >= found[2] >= found[1] > 0
 
 
 def test_slow_requests_hold_up_the_batch() -> None:
     """One of 16 gains 0.9 ids a step: 5.6 % more ids, but the batch is done 2.8 % sooner at best."""
-    flat = times(r1=10.0, r32=10.0)
-    assert choose_lengths([1] + [0] * 15, [0.9] * 16, flat) == [0] * 16
-    assert choose_lengths([1] * 2 + [0] * 14, [0.9] * 16, flat) == [1] * 2 + [0] * 14
+    flat = times({1: 10.0, 32: 10.0}, {32: 0.0})
+    assert choose_lengths([1] + [0] * 15, powers(*[0.9] * 16), flat) == [0] * 16
+    assert choose_lengths([1] * 2 + [0] * 14, powers(*[0.9] * 16), flat) == [1] * 2 + [0] * 14
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.2, 0), (0.24, 1)])
 def test_off_under_three_per_cent(rate: float, expected: int) -> None:
     """(1 + a) / 1.2 is 1.03 at a = 0.236."""
-    assert choose_lengths([1], [rate], times(r1=10.0, r2=12.0)) == [expected]
+    assert choose_lengths([1], powers(rate), times({1: 10.0}, {1: 2.0})) == [expected]
 
 
 def test_no_drafts_no_rows() -> None:
-    assert choose_lengths([], [], times(r1=1.0)) == []
-    assert choose_lengths([0, 0], [0.9, 0.9], times(r1=1.0)) == [0, 0]
+    known = times({1: 1.0}, {1: 0.0})
+    assert choose_lengths([], powers(), known) == []
+    assert choose_lengths([0, 0], powers(0.9, 0.9), known) == [0, 0]
+
+
+def test_what_was_never_measured_is_not_relied_on() -> None:
+    """Rows look free before one was measured: the gate tries two ids of each draft, and decides when it has seen it."""
+    gate = Gate()
+    assert gate.choose([8], powers(0.9)) == [0]
+    gate.note_step(1, 0, 1.0)
+    assert choose_lengths([8], powers(0.9), gate.times) == [0]
+    assert gate.choose([8], powers(0.9)) == [PROBE_LENGTH]
+    gate.note_step(1, 2, 1.1)
+    assert gate.choose([8], powers(0.9)) == [8]
 
 
 def test_the_look_for_drafts_is_part_of_their_price() -> None:
     """2 ids in 12 + look against 1 in 10."""
-    cheap = times(r1=10.0, r2=12.0)
-    assert choose_lengths([1], [1.0], cheap, 7.0) == [1]
-    assert choose_lengths([1], [1.0], cheap, 8.0) == [0]
+    cheap = times({1: 10.0}, {1: 2.0})
+    assert choose_lengths([1], powers(1.0), cheap, 7.0) == [1]
+    assert choose_lengths([1], powers(1.0), cheap, 8.0) == [0]
 
 
 def test_a_models_passes_are_part_of_their_price() -> None:
     """2 ids in 12 and a pass against 1 in 10; the passes of the longest draft of the model count, text costs none."""
-    cheap = times(r1=10.0, r2=12.0)
-    assert choose_lengths([1], [1.0], cheap, 0.0, [0], 7.0) == [1]
-    assert choose_lengths([1], [1.0], cheap, 0.0, [0], 8.0) == [0]
-    assert choose_lengths([1], [1.0], cheap, 0.0, [], 8.0) == [1]
-    flat = times(r1=10.0, r9=10.0)
-    assert choose_lengths([8], [0.9], flat, 0.0, [0], 4.0) == [4]  # 26 / 4.10; with 2 18 / 2.71, with 7 38 / 5.70
+    cheap = times({1: 10.0}, {1: 2.0})
+    assert choose_lengths([1], powers(1.0), cheap, 0.0, [0], 7.0) == [1]
+    assert choose_lengths([1], powers(1.0), cheap, 0.0, [0], 8.0) == [0]
+    assert choose_lengths([1], powers(1.0), cheap, 0.0, [], 8.0) == [1]
+    flat = times({1: 10.0}, {8: 0.0})
+    assert choose_lengths([8], powers(0.9), flat, 0.0, [0], 4.0) == [4]  # 26 / 4.10; with 2 18 / 2.71, with 7 38 / 5.70
+
+
+def test_looks_and_passes_do_not_count_as_the_steps_own() -> None:
+    gate = Gate()
+    gate.begin()
+    gate.note_look([0], 0.5)
+    gate.note_step(1, 0, 1.5)
+    gate.begin()
+    gate.note_passes(1, 3, 0.6)
+    gate.note_step(1, 3, 1.8)
+    assert (gate.times.plain.of(1), gate.passes.of(1)) == (1.0, pytest.approx(0.2))
+    assert gate.times.drafted.of(3) == pytest.approx(0.2)
 
 
 def test_looks_in_vain_cost_a_hundredth_of_the_time() -> None:
     gate = Gate()
+    gate.times = times({2: 1.0}, {2: 5.0})
     looks = 0
     for _ in range(5000):
-        if gate.wakes():
+        gate.begin()
+        is_looking = gate.wakes()
+        if is_looking:
             looks += 1
-            gate.note_look(gate.choose([0, 0], [0.7, 0.7]), 0.5)
-        gate.note_step(2, 1.0)
+            gate.note_look(gate.choose([0, 0], powers(0.7, 0.7)), 0.5)
+        gate.note_step(2, 0, 1.0 + 0.5 * is_looking)
     assert 0.008 < 0.5 * looks / 5000 < 0.015
 
 
 def test_a_shut_gate_verifies_some_now_and_then() -> None:
     """One id more doubles the time, so it is shut; each probe is two ids of each draft."""
     gate = Gate()
-    for rows in (1, 2):
-        gate.note_step(rows, float(rows))
+    gate.times = times({1: 1.0}, {1: 1.0})
     found = []
-    for _ in range(4 * PROBE_EVERY):
+    for _ in range(4 * PROBE_EVERY + 1):
+        gate.begin()
         if gate.wakes():
-            found.append(gate.choose([8], [0.5]))
-        gate.note_step(1, 1.0)
+            found.append(gate.choose([8], powers(0.5)))
+        gate.note_step(1, 0, 1.0)
     assert [lengths for lengths in found if lengths != [0]] == [[PROBE_LENGTH]] * 4
 
 
@@ -133,5 +201,5 @@ def test_an_open_gate_measures_plain_steps_too() -> None:
     awake = []
     for _ in range(2 * PLAIN_EVERY):
         awake.append(gate.wakes())
-        gate.note_step(4, 1.0)
+        gate.note_step(4, 0, 1.0)
     assert awake.count(False) == 2

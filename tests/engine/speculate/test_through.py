@@ -1,10 +1,15 @@
-"""Speculation through what happens to a conversation: swap, updates in flight, the next epoch; C27 and rows 12, 13, 40."""
+"""Speculation through what happens to a conversation: swap, updates in flight, next epoch; C27, rows 12, 13, 40 to 42."""
 
+import sys
 from collections.abc import Sequence as List
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from test_speculation import (
     VOCAB,
     drain,
@@ -19,14 +24,20 @@ from test_speculation import (
     submit,
 )
 
+from agentrt.core.errors import UsageError
 from agentrt.core.protocol import UpdateMode
 from agentrt.core.spec import EngineSpec, SamplingParams, Verifier
 from agentrt.core.tokens import Tokens
 from agentrt.engine.kv.group import Group
+from agentrt.engine.model.loader import LoadedModel
+from agentrt.engine.sampler import laws_of, sample
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import Draft
+from agentrt.engine.speculate.load import load_draft
 from agentrt.engine.step import EngineCore, Update
 from agentrt.testing.toy import ToyRunner, hashed_logits
+from agentrt_kernels.sample import cpu
+from agentrt_kernels.sample.rules import Rule, Rules
 
 
 def with_host(speculate: bool) -> EngineCore:
@@ -183,3 +194,57 @@ def test_row_13_logprobs_are_those_of_the_rows_that_were_committed(chunk: int) -
             expected = row[ids[place]] - np.log(np.exp(row - row.max()).sum()) - row.max()
             assert one.tokens.logprobs[place] == pytest.approx(expected, abs=1e-5)
     assert sum(one.drafted for one in sequences) > 20
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+def test_row_41_ranks_that_see_the_same_rows_decide_alike(verifier: Verifier) -> None:
+    """Row 41: the same requests on two engines, in other batches and another order: the same bits, accepted ids included."""
+
+    def proposed(sequence: Sequence) -> list[int]:
+        rng = np.random.default_rng((sequence.seed, len(sequence.tokens)))
+        return cast("list[int]", rng.integers(4, size=5).tolist())
+
+    def few_ids(prefix: List[int]) -> Any:
+        row = hashed_logits(VOCAB)(prefix)
+        row[4:] -= 9
+        return row
+
+    found = []
+    for batch, order in ((64, range(24)), (3, reversed(range(24)))):
+        core = make_core(few_ids, verifier=verifier, batch=batch)
+        propose_with(core, proposed)
+        params = SamplingParams(temperature=0.9, top_k=6, top_p=0.95)
+        by_index = {index: submit(core, prompt(index), params=params, seed=index, max_tokens=20) for index in order}
+        drain(core)
+        found.append([(everything(by_index[index])[:8], by_index[index].accepted) for index in range(24)])
+    assert found[0] == found[1]
+    assert sum(accepted for _, accepted in found[0]) > 30
+
+
+def test_row_41_the_law_is_added_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 41: the same bits whenever it is asked, with one thread and with several, in whatever place of the batch."""
+    rng = np.random.default_rng(0)
+    logits_MV = (4 * rng.standard_normal((9, 4000))).astype(np.float32)
+    rules, seeds_M, positions_M = [Rule(0.8, 50, 0.9, 0.01)] * 9, np.arange(9, dtype=np.uint64), np.arange(9)
+    places = rng.permutation(9)
+    first = cpu.sample(logits_MV, 4000, Rules.of(rules), seeds_M, positions_M)
+    for threads in (1, 2, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        again = cpu.sample(logits_MV[places], 4000, Rules.of(rules), seeds_M[places], positions_M[places])
+        for one, other in zip(first, again, strict=True):
+            assert one[places].tobytes() == other.tobytes()
+
+
+def test_row_42_what_is_missing_is_said_and_never_replaced_by_something_greedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 42: a draft that a device cannot run is refused at the start; without its kernel the sampler raises."""
+    on_gpu = cast("LoadedModel", SimpleNamespace(decoder=SimpleNamespace(device=torch.device("cuda"))))
+    with pytest.raises(UsageError, match=r"engine.draft needs engine.device = 'cpu'"):
+        load_draft(tmp_path, on_gpu)
+    monkeypatch.setitem(sys.modules, "agentrt_kernels.sample.launch", None)
+    sequence = Sequence(tokens=Tokens(), params=SamplingParams(temperature=0.7), max_tokens=1)
+    with pytest.raises(ImportError):
+        sample(torch.zeros(1, VOCAB), [sequence], laws_of([sequence], VOCAB), VOCAB)
+    with pytest.raises(ValueError, match="verifier"):
+        msgspec.convert({"verifier": "greedy"}, EngineSpec)

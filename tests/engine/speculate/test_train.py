@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from heads import DRAFT_VOCAB, LAYERS, TARGET, VOCAB, target, write_head
+from structlog.testing import capture_logs
 
 from agentrt.engine.model.decoder import PagedKV
 from agentrt.engine.model.linear import Linear
@@ -126,3 +127,20 @@ def test_a_checkpoint_round_trip(tmp_path: Path) -> None:
     assert len(state["d2t"]) == DRAFT_VOCAB
     assert all(name.startswith("draft.") for name in trainer.update())
     assert "draft.d2t" not in trainer.update()
+
+
+def test_the_trainers_hook_refreshes_only_when_that_pays(tmp_path: Path) -> None:
+    """An update took 0.5 s; 10,000 ids at 1 instead of 2 accepted lose 16.7 s in steps of 10 ms. Both are logged."""
+    write_head(tmp_path, "eagle3")
+    config = load_head_config(tmp_path, "eagle3", TARGET)
+    trainer = DraftTrainer(config, fresh_weights(config, target().decoder.embedding_VD))
+    trainer.step(given("eagle3"), 1)
+    assert trainer.steps == 1
+    assert trainer.seconds > 0
+    trainer.steps, trainer.seconds = 4, 2.0
+    with capture_logs() as logs:
+        assert trainer.is_due(2.0, 1.0, 10_000, 0.01, steps=33)
+        assert not trainer.is_due(2.0, 1.0, 10_000, 0.01, steps=34)
+    assert [(log["cost_seconds"], round(log["lost_seconds"], 2), log["is_due"]) for log in logs] == [
+        (16.5, 16.67, True), (17.0, 16.67, False)
+    ]  # fmt: skip

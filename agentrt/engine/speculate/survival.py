@@ -1,0 +1,68 @@
+"""How many ids of a draft stand: by kind of draft and by depth, and of one request compared to its kind. Pure."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORGET = 0.98
+"""Of what is known, at each verification: the last 50 or so count."""
+PRIOR, PRIOR_WEIGHT = 0.7, 2.0
+"""The share that is assumed before anything is known, good enough to be tried; and the ids that this counts as."""
+REQUEST_WEIGHT = 4.0
+"""Accepted ids that count as a request's own, so that one with few of them is judged by its kind."""
+
+
+class Survival:
+    """How often the first ids of drafts of one kind stand.
+
+    The product over depths of how often an id stood where all before it did. That share differs by depth: a draft
+    that went well is likely to go on so. Drafts of any length count at the depths that they reached (Kaplan and Meier).
+    """
+
+    __slots__ = ("_curve_J", "_reached", "_stood")
+
+    def __init__(self) -> None:
+        self._reached: list[float] = []
+        self._stood: list[float] = []
+        self._curve_J: NDArray[np.float64] | None = None
+
+    def note(self, proposed: int, accepted: int) -> None:
+        """A draft of `proposed` ids was verified; the first `accepted` of them stood."""
+        for depth in range(min(accepted + 1, proposed)):
+            if depth == len(self._reached):
+                self._reached.append(0.0)
+                self._stood.append(0.0)
+            self._reached[depth] = FORGET * self._reached[depth] + 1
+            self._stood[depth] = FORGET * self._stood[depth] + (depth < accepted)
+        self._curve_J = None
+
+    def curve(self, length: int) -> NDArray[np.float64]:
+        """How often at least the first j + 1 ids stand, j below `length`. A depth that is not known is like the one before."""
+        if self._curve_J is None or len(self._curve_J) != length:
+            share, survival, curve = PRIOR, 1.0, []
+            for depth in range(length):
+                if depth < len(self._reached):
+                    stood, reached = self._stood[depth], self._reached[depth]
+                    share = (stood + PRIOR_WEIGHT * share) / (reached + PRIOR_WEIGHT)
+                survival *= share
+                curve.append(survival)
+            self._curve_J = np.array(curve)
+        return self._curve_J
+
+
+class Own:
+    """How a request's drafts fared beside what their kinds let expect."""
+
+    __slots__ = ("_accepted", "_expected")
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = REQUEST_WEIGHT
+
+    def note(self, accepted: int, expected: float) -> None:
+        """So many ids of a draft stood, and so many were expected to."""
+        self._accepted += accepted
+        self._expected += expected
+
+    @property
+    def factor(self) -> float:
+        """Times what its kind lets expect."""
+        return self._accepted / self._expected
