@@ -44,7 +44,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
     """A matrix of the same singular vectors, with singular values between 0.7 and 1.2 but where they were next to 0."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrix.shape[0] > matrix.shape[1]
-    x = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
+    x: Tensor = (matrix.T if is_tall else matrix) / (matrix.norm() + 1e-7)
     for _ in range(ROUNDS):
         square = x @ x.T
         x = a * x + (b * square + c * square @ square) @ x
