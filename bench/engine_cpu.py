@@ -4,7 +4,8 @@
         [--llama RUN --gguf F16.gguf --gguf F32.gguf]   RUN starts a binary of llama.cpp: RUN llama-batched-bench ARGS
         [--vllm PYTHON]                                 an interpreter that has vLLM's CPU build
 
-Contexts of 576 ids, 64 new ones, greedy on all sides; ours also at temperature 1, and always with logprobs. Prints medians,
+Contexts of 576 ids, 64 new ones, greedy on all sides; ours also at temperature 1, always with logprobs, and with KV in float16, as
+llama.cpp has it, and in float32, our default. Prints medians,
 the ratio of ours to the best unquantised peer with its interval, and the share of each step that the machine would need at
 least (bench/roofline.py). What is not given is skipped with a message. `--kept FILE` keeps whole rounds, and goes on from
 those it has, for a machine that is quiet for minutes only.
@@ -29,11 +30,12 @@ from contest import Rates, awake, interleave, peer_environment, plot, table
 from roofline import decode_work, measure_machine
 
 from agentrt.core.models import find_model
-from agentrt.core.spec import EngineSpec, SamplingParams
+from agentrt.core.spec import EngineSpec, KVPrecision, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
 from agentrt.engine.model.config import load_config
 from agentrt.engine.model.loader import load_model
+from agentrt.engine.model.quantized import Precision
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence as Request
 from agentrt.engine.step import EngineCore
@@ -44,9 +46,9 @@ SHARED_CASE = "32, shared 512"
 PEER_SECONDS = 1800
 
 
-def agentrt(folder: Path, seeds: np.random.Generator) -> Rates:
+def agentrt(folder: Path, kv: KVPrecision, seeds: np.random.Generator) -> Rates:
     """Prefill and decode of every case, in engine steps of this process."""
-    core = _core(folder)
+    core = _core(folder, kv)
     rates: Rates = {}
     for batch in BATCHES:
         prompts = seeds.integers(1000, 40_000, size=(batch, CONTEXT)).tolist()
@@ -57,11 +59,11 @@ def agentrt(folder: Path, seeds: np.random.Generator) -> Rates:
 
 
 @cache
-def _core(folder: Path) -> EngineCore:
+def _core(folder: Path, kv: KVPrecision) -> EngineCore:
     """The engine, warm."""
     spec = EngineSpec(kv_tokens=64 * (CONTEXT + NEW + 16), host_tokens=0)
     tokenizer = Tokenizer.load(folder)
-    runner = ModelRunner(load_model(folder).decoder, spec)
+    runner = ModelRunner(load_model(folder, precision=Precision(kv=kv)).decoder, spec)
     core = EngineCore(runner, spec, vocab_size=tokenizer.vocab_size, bytes_of=tokenizer.bytes_of)
     _run(core, [[1] * 64] * 2, "")
     return core
@@ -163,7 +165,10 @@ def vllm(python: str, folder: Path) -> Iterator[Callable[[int], Rates]]:
 def contenders(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Callable[[], Rates]]:
     """What can run here; the rest is named as skipped."""
     seeds = np.random.default_rng(0)
-    runs: dict[str, Callable[[], Rates]] = {"agentrt": partial(agentrt, folder, seeds)}
+    runs: dict[str, Callable[[], Rates]] = {
+        "agentrt": partial(agentrt, folder, "fp16", seeds),
+        "agentrt, KV fp32": partial(agentrt, folder, "auto", seeds),
+    }
     for gguf in options.gguf if options.llama else ():
         runs[f"llama.cpp {gguf.stem}"] = partial(llama, options.llama, gguf)
     if options.vllm:
@@ -183,7 +188,7 @@ def print_roofline(folder: Path, medians: Rates) -> None:
         if case.startswith("decode") and "T=1" not in case:
             batch = int(case.split()[1].rstrip(","))
             unique = CONTEXT - SHARED + SHARED / GROUP if case.endswith(SHARED_CASE) else CONTEXT
-            work = decode_work(config, 2, batch, CONTEXT, unique)
+            work = decode_work(config, 2, 2, batch, CONTEXT, unique)
             print(
                 f"{case:<24} {1000 * batch / rate:6.1f} ms a step, {work.fraction(machine, batch / rate):.0%} of the roofline"
             )
@@ -200,7 +205,9 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     folder = find_model(options.model)
-    print(f"agentrt: float16 weights, float32 sums and KV; torch {version('torch')}, {torch.get_num_threads()} threads")
+    print(
+        f"agentrt: float16 weights, float32 sums, KV in float16 and in float32; torch {version('torch')}, {torch.get_num_threads()} threads"
+    )
     print(f"load average {os.getloadavg()[0]:.1f}")
     with ExitStack() as stack:
         found = interleave(contenders(options, folder, stack), options.rounds, options.kept)

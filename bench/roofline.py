@@ -33,14 +33,16 @@ def measure_machine() -> Machine:
     return Machine(READ_BYTES / _best(values.sum), 2 * PRODUCT_SIZE**3 / _best(lambda: square @ square))
 
 
-def decode_work(config: ModelConfig, weight_bytes: int, batch: int, context: int, unique_context: float) -> Work:
-    """One decode step; of each sequence's `context` keys, `unique_context` are read from memory for it alone."""
+def decode_work(
+    config: ModelConfig, weight_bytes: int, kv_bytes: int, batch: int, context: int, unique_context: float
+) -> Work:  # fmt: skip
+    """One decode step, with so many bytes for a weight and for a number of KV; of each sequence's `context` keys, `unique_context` are read from memory for it alone."""
     heads, size, layers, hidden = config.num_heads, config.head_dim, config.num_layers, config.hidden_size
     per_layer = hidden * size * (2 * heads + 2 * config.num_kv_heads) + 3 * hidden * config.intermediate_size
     weights = layers * per_layer + config.vocab_size * hidden
-    kv_bytes = 2 * config.num_kv_heads * size * layers * 4
+    key_bytes = 2 * config.num_kv_heads * size * layers * kv_bytes
     flops = batch * (2 * weights + 4 * heads * size * layers * context)
-    return Work(weights * weight_bytes + batch * unique_context * kv_bytes, flops)
+    return Work(weights * weight_bytes + batch * unique_context * key_bytes, flops)
 
 
 def _best(work: Callable[[], object]) -> float:

@@ -60,10 +60,8 @@ class ModelRunner:
 
     def _new_pool(self, pages: int, layout: PageLayout) -> Tensor:
         size, dtype = pages * layout.page_stride, self.decoder.kv_dtype
-        if self.decoder.device.type == "cpu" and dtype == torch.float32:
-            return torch.from_numpy(
-                np.zeros(size, dtype=np.float32)
-            )  # numpy asks for large memory pages, torch does not
+        if self.decoder.device.type == "cpu":  # numpy asks for large memory pages, torch does not
+            return torch.from_numpy(np.zeros(size * dtype.itemsize, dtype=np.uint8)).view(dtype)
         return torch.zeros(size, dtype=dtype, device=self.decoder.device)
 
     def copy_page(self, copy: PageCopy) -> None:

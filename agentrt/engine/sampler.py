@@ -131,7 +131,7 @@ def _most_likely(logits_V: NDArray[np.float32], rule: Rule, count: int, vocab_si
 def _why_none(logits_V: NDArray[np.float32]) -> str:
     if np.isfinite(logits_V.max()):
         return "no id may come next: logit_bias, bad_words, min_tokens and the grammar together forbid all"
-    return "the model gave logits that are no numbers (NaN)"
+    return "the model gave logits that are no numbers (NaN; with engine.kv=fp16 also where keys or values exceed 65504)"
 
 
 def _rule(sequence: Sequence, vocab_size: int) -> tuple[Rule, str]:

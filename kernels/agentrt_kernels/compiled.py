@@ -31,12 +31,19 @@ SPREAD_ABOVE_NANOSECONDS = 300_000
 """A call with less work stays in its thread: to hand work over costs about 50 microseconds."""
 
 ordered = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
+inner = partial(ordered, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+"""`ordered`, for what compiled code alone calls (from Python the process would crash): what takes Python's objects apart is
+a third of all that there is to compile."""
 reducing = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
 
 
 def array(tensor: Tensor) -> Any:
-    """A tensor's memory as a contiguous numpy array; a strided tensor is copied, so write to contiguous ones only."""
-    return tensor.contiguous().numpy()
+    """A tensor's memory as a contiguous numpy array, float16 as its bits in uint16 (`half.py`).
+
+    A strided tensor is copied, so write to contiguous ones only.
+    """
+    found = tensor.contiguous().numpy()
+    return found.view(np.uint16) if found.dtype == np.float16 else found
 
 
 def declared(builder: Any, name: str, returned: Any, *arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from agentrt_kernels.compiled import declared, ordered
+from agentrt_kernels.compiled import declared, inner
 
 LINE = 16
 """Counters that a phase has: two are used, and two cache lines keep it apart from its neighbours."""
@@ -69,7 +69,7 @@ _let_others_run: Callable[..., int] = intrinsic(_typed_yield)
 """POSIX's sched_yield."""
 
 
-@ordered()
+@inner()
 def take(counters: Any, phase: int, tasks: int) -> int:
     """The next task of a phase, or -1 if all are taken."""
     if _read(counters, phase * LINE) >= tasks:
@@ -78,13 +78,13 @@ def take(counters: Any, phase: int, tasks: int) -> int:
     return task if task < tasks else -1
 
 
-@ordered()
+@inner()
 def finish(counters: Any, phase: int) -> None:
     """Say that a task that was taken is done."""
     _add(counters, phase * LINE + LINE // 2)
 
 
-@ordered()
+@inner()
 def wait(counters: Any, phase: int, tasks: int) -> int:
     """Return when all tasks of a phase are done; the next phase."""
     looks = 0

@@ -23,8 +23,9 @@ class Paged(NamedTuple):
 @pytest.fixture
 def make_paged() -> Callable[..., Paged]:
     def make(
-        rows: list[tuple[int, int]], page_size: int, kv_heads: int, head_dim: int, layers: int = 2, parts: int = 2
-    ) -> Paged:
+        rows: list[tuple[int, int]], page_size: int, kv_heads: int, head_dim: int, layers: int = 2, parts: int = 2,
+        dtype: torch.dtype = torch.float32,
+    ) -> Paged:  # fmt: skip
         """`rows` are (sequence, position)."""
         generator = torch.Generator().manual_seed(page_size * 100 + head_dim)
         layout = PageLayout(page_size, layers, kv_heads, head_dim, parts=parts)
@@ -35,7 +36,7 @@ def make_paged() -> Callable[..., Paged]:
             positions_N=torch.tensor([position for _, position in rows]),
             table_of_N=torch.tensor([sequence for sequence, _ in rows], dtype=torch.int32),
             tables_SP=shuffled.to(torch.int32).view(sequences, pages),
-            pool=torch.randn(sequences * pages * layout.page_stride, generator=generator),
+            pool=torch.randn(sequences * pages * layout.page_stride, generator=generator).to(dtype),
             layout=layout,
         )
 

@@ -26,6 +26,12 @@ def test_paged_attention(make_paged: Callable[..., Any], rows: int, page_size: i
     q_NHD = torch.randn(rows, 6, head_dim)
     expected_NHD = reference.paged_attention(q_NHD, *paged, 1, window)
     torch.testing.assert_close(cpu.paged_attention(q_NHD, *paged, 1, window), expected_NHD, atol=1e-5, rtol=1e-5)
+    # Pages of float16 are read as the numbers that they hold, nothing else is rounded.
+    halved = paged._replace(pool=paged.pool.half())
+    same = paged._replace(pool=halved.pool.float())
+    out_NHD = cpu.paged_attention(q_NHD, *halved, 1, window)
+    assert torch.equal(out_NHD, cpu.paged_attention(q_NHD, *same, 1, window))
+    torch.testing.assert_close(out_NHD, reference.paged_attention(q_NHD, *halved, 1, window), atol=1e-5, rtol=1e-5)
 
 
 def test_keys_that_are_the_values(make_paged: Callable[..., Any]) -> None:
@@ -103,6 +109,16 @@ def test_threads_change_nothing(make_paged: Callable[..., Any], monkeypatch: pyt
     monkeypatch.setattr(compiled, "SPREAD_ABOVE_NANOSECONDS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     assert torch.equal(cpu.paged_attention(q_NHD, *paged, 0, 0), alone_NHD)
+
+
+def test_what_float16_could_not_hold_shows_in_all_that_attend_it(make_paged: Callable[..., Any]) -> None:
+    """Also where it is a key that would get no weight."""
+    paged = make_paged([(0, 2), (0, 6), (1, 6)], 4, kv_heads=1, head_dim=8, dtype=torch.float16)
+    start = int(paged.tables_SP[0, 0]) * paged.layout.page_stride + 3 * 8
+    paged.pool[start] = torch.nan
+    out_NHD = cpu.paged_attention(torch.randn(3, 4, 8), *paged, 0, 0)
+    assert out_NHD.isnan().all(dim=2).all(dim=1).tolist() == [False, True, False]
+    assert out_NHD[[0, 2]].isfinite().all()
 
 
 def test_nan_stays_in_its_row(make_paged: Callable[..., Any]) -> None:

@@ -30,6 +30,7 @@ from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.quantized.reference import SCALE_SIZE
 
 OpsName = Literal["cpu", "launch", "reference"]
+KV_TYPES = {"fp16": torch.float16, "int8": torch.int8}
 
 
 class Ops(NamedTuple):
@@ -50,7 +51,7 @@ class PagedKV(NamedTuple):
 
 
 def ops_for(device: torch.device) -> tuple[OpsName, torch.dtype]:
-    """The operations for a kind of device, and the type of the weights and of the KV there."""
+    """The operations for a kind of device, and the type of the weights there."""
     if device.type == "cuda":  # AMD's devices go by this name too
         return "launch", torch.bfloat16
     return ("cpu" if device.type == "cpu" else "reference"), torch.float32
@@ -127,7 +128,8 @@ class Decoder:
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        return torch.int8 if self.precision.kv == "int8" else self.dtype
+        """Of the pages that an engine keeps; the operations of `cpu` take them in float32 or float16."""
+        return KV_TYPES.get(self.precision.kv, self.dtype)
 
     @property
     def vocab_size(self) -> int:

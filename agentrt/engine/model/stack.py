@@ -15,6 +15,7 @@ from torch import Tensor
 
 from agentrt.engine.model.experts import Mlp
 from agentrt.engine.model.linear import Linear
+from agentrt_kernels.compiled import array
 from agentrt_kernels.layers.cpu import Floats, Places, Weights, run_layers
 from agentrt_kernels.product.cpu import Panels
 
@@ -36,7 +37,7 @@ class Stack:
         """As `Decoder.forward`, from the embeddings on; these are overwritten."""
         config, layout = self._config, kv[0].layout
         places = Places(
-            positions_N.numpy(), table_of_N.numpy(), tables_GSP.numpy(), tuple(pool.numpy() for pool, _ in kv),
+            positions_N.numpy(), table_of_N.numpy(), tables_GSP.numpy(), tuple(array(pool) for pool, _ in kv),
             np.array([(one.page_stride, one.layer_stride, one.kv_stride) for _, one in kv], dtype=np.int64),
             layout.page_size, layout.kv_heads, 0, 0,
         )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt_kernels.compiled import ordered, together
+from agentrt_kernels.compiled import inner, ordered, together
 from agentrt_kernels.deal import finish, new_counters, take, wait
 from agentrt_kernels.geglu.cpu import geglu_row
 from agentrt_kernels.paged_attention.cpu import attend_task, attention_scratch, size_of_task
@@ -28,6 +28,8 @@ PHASES = 11
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
+Pool = NDArray[np.uint16] | NDArray[np.float32]
+"""Of pages: float32, or float16 as its bits."""
 
 
 class Weights(NamedTuple):
@@ -61,7 +63,7 @@ class Places(NamedTuple):
     positions_N: Ints
     table_of_N: NDArray[np.int32]
     tables_GSP: NDArray[np.int32]
-    pools_G: tuple[Floats, ...]
+    pools_G: tuple[Pool, ...]
     strides_G3: Ints
     """Elements of a page, of a layer in it, of its K or V."""
     page_size: int
@@ -149,7 +151,7 @@ def _run(counters: Any, work: Any, weights: Any, places: Any, out_rows_M: Any) -
     _product(counters, phase, work.out_MD, weights.head, 0, work.logits_MV)
 
 
-@ordered()
+@inner()
 def _tap(counters: Any, phase: int, number: int, is_last: bool, work: Any) -> int:
     """Copy the hidden states after so many layers, if they are wanted. What the last one adds is not in the sum yet."""
     rows, size = work.residual_ND.shape
@@ -160,15 +162,16 @@ def _tap(counters: Any, phase: int, number: int, is_last: bool, work: Any) -> in
                 n = take(counters, phase, rows)
                 going = n >= 0
                 if going:
-                    work.taps_KND[k, n] = work.residual_ND[n]
-                    if is_last:
-                        work.taps_KND[k, n] += work.y_ND[n, :size]
+                    for d in range(size):
+                        work.taps_KND[k, n, d] = work.residual_ND[n, d] + (
+                            work.y_ND[n, d] if is_last else np.float32(0.0)
+                        )
                     finish(counters, phase)
             phase = wait(counters, phase, rows)
     return phase
 
 
-@ordered()
+@inner()
 def _product(counters: Any, phase: int, x_NI: Any, panels: Any, panels_at: int, out_NO: Any) -> int:
     width = out_NO.shape[1]
     stretch = panels_of_stretch(width)
@@ -181,7 +184,7 @@ def _product(counters: Any, phase: int, x_NI: Any, panels: Any, panels_at: int, 
         finish(counters, phase)
 
 
-@ordered()
+@inner()
 def _norm(
     counters: Any, phase: int, adds: bool, y_ND: Any, residual_ND: Any, weight_D: Any, eps: Any, x_ND: Any
 ) -> int:
@@ -197,7 +200,7 @@ def _norm(
         finish(counters, phase)
 
 
-@ordered()
+@inner()
 def _norm_in_place(counters: Any, phase: int, y_ND: Any, weight_D: Any, eps: Any) -> int:
     rows, size = y_ND.shape[0], weight_D.shape[0]
     while True:
@@ -208,7 +211,7 @@ def _norm_in_place(counters: Any, phase: int, y_ND: Any, weight_D: Any, eps: Any
         finish(counters, phase)
 
 
-@ordered()
+@inner()
 def _norm_out(counters: Any, phase: int, work: Any, weights: Any, out_rows_M: Any) -> int:
     rows, size = work.out_MD.shape
     while True:
@@ -222,7 +225,7 @@ def _norm_out(counters: Any, phase: int, work: Any, weights: Any, out_rows_M: An
         finish(counters, phase)
 
 
-@ordered()
+@inner()
 def _turn(counters: Any, phase: int, layer: int, work: Any, weights: Any, places: Any) -> int:
     rows, heads, size = work.q_NHD.shape
     kv_heads, page_size = places.kv_heads, places.page_size
@@ -249,7 +252,7 @@ def _turn(counters: Any, phase: int, layer: int, work: Any, weights: Any, places
         finish(counters, phase)
 
 
-@ordered()
+@inner()
 def _attend(counters: Any, phase: int, layer: int, work: Any, weights: Any, places: Any, scratch: Any) -> int:
     group, depth, window = weights.facts_L4[layer, 1], weights.facts_L4[layer, 2], weights.facts_L4[layer, 3]
     rows, together = places.attention_rows, places.attention_heads
@@ -266,7 +269,7 @@ def _attend(counters: Any, phase: int, layer: int, work: Any, weights: Any, plac
         finish(counters, phase)
 
 
-@ordered()
+@inner()
 def _gate(counters: Any, phase: int, work: Any, is_gelu: bool) -> int:
     rows = work.gated_NF.shape[0]
     while True:

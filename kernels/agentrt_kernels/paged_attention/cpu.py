@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, exp32, ordered, ordered_bits, reducing, spread
+from agentrt_kernels.compiled import array, exp32, inner, ordered, ordered_bits, reducing, spread
+from agentrt_kernels.half import read
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.product.cpu import multiply, multiply_add
 from agentrt_kernels.product.tile import PANEL, prefetch, transpose
@@ -31,6 +32,8 @@ KEYS = 64
 """Keys of a block; one page if that is larger."""
 ROWS = 8
 """Rows of a task at most: their queries, sums and scores stay in the second-level cache."""
+LINE_BYTES = 64
+"""Of the processor's caches."""
 
 
 def paged_attention(
@@ -73,7 +76,7 @@ def _attend(
         )  # fmt: skip
 
 
-@ordered()
+@inner()
 def attention_scratch(lines: int, size: int, page_size: int) -> Any:
     """What a thread works in: queries, sums, scores, peaks and totals of the lines; keys as columns; padded values."""
     keys, wide = block_pages(page_size) * page_size, (size + PANEL - 1) // PANEL * PANEL
@@ -84,12 +87,12 @@ def attention_scratch(lines: int, size: int, page_size: int) -> Any:
     )  # fmt: skip
 
 
-@ordered()
+@inner()
 def block_pages(page_size: int) -> int:
     return max(1, KEYS // page_size)
 
 
-@ordered()
+@inner(inline="always")
 def attend_task(
     task: int, rows: int, together: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
     page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
@@ -105,9 +108,12 @@ def attend_task(
     for j in range(together):
         for n in range(start, stop):
             line, head = (j * rows + n - start) * group, (first_head + j) * group
-            q_LD[line : line + group] = q_NHD[n, head : head + group]
-    sums_LD[:] = np.float32(0.0)
-    state_2L[0], state_2L[1] = np.float32(-np.inf), np.float32(0.0)
+            for g in range(group):
+                for d in range(size):
+                    q_LD[line + g, d] = q_NHD[n, head + g, d]
+    sums_LD.fill(np.float32(0.0))
+    state_2L[0].fill(np.float32(-np.inf))
+    state_2L[1].fill(np.float32(0.0))
     block = block_pages(page_size) * page_size
     first = _first_key(positions_N[start:stop].min(), window) // block * block
     for at in range(first, positions_N[start:stop].max() + 1, block):
@@ -133,12 +139,12 @@ def attend_task(
                     out_NHD[n, (first_head + j) * group + g, d] = sums_LD[line, d] / state_2L[1, line]
 
 
-@ordered()
+@inner()
 def _first_key(position: int, window: int) -> int:
     return max(0, position - window + 1) if window > 0 else 0
 
 
-@ordered()
+@inner()
 def _shares(
     n: int, other: int, at: int, block: int, positions_N: Any, table_of_N: Any, tables_SP: Any, page_size: int,
     window: int,
@@ -153,7 +159,7 @@ def _shares(
     return True
 
 
-@ordered()
+@inner(inline="always")
 def _attend_block(
     begin: int, end: int, base: int, group: int, at: int, block: int, positions_R: Any, table_P: Any, pool: Any,
     page_size: int, page_stride: int, k_offset: int, v_offset: int, window: int, scratch: Any,
@@ -183,8 +189,8 @@ def _attend_block(
     for r in range(begin, end):
         mine, to = max(_first_key(positions_R[r], window), at), min(positions_R[r] + 1, at + block)
         for one in range(base + r * group, base + (r + 1) * group):
-            scores_LT[one, first - at : mine - at] = np.float32(0.0)
-            scores_LT[one, to - at : last - at] = np.float32(0.0)
+            scores_LT[one, first - at : mine - at].fill(np.float32(0.0))
+            scores_LT[one, to - at : last - at].fill(np.float32(0.0))
             _weigh(scores_LT[one, mine - at : to - at], np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD[one])
     piece = first
     while piece < last:
@@ -202,7 +208,8 @@ def _attend_block(
                 )
         else:
             for t in range(stop - piece):
-                values[t * wide : t * wide + size] = pool[place + t * size : place + (t + 1) * size]
+                for d in range(size):
+                    values[t * wide + d] = read(pool, place + t * size + d)
             for d in range(0, wide, PANEL):
                 multiply_add(
                     lines, scores_LT, x_at, across, values, d, wide, stop - piece, sums_LD, line * wide + d, wide
@@ -210,19 +217,19 @@ def _attend_block(
         piece = stop
 
 
-@ordered()
+@inner()
 def _fetch(pool: Any, place: Any, count: int) -> None:
     """Have memory read ahead: pages lie apart, and the processor by itself reads ahead within a stretch only."""
-    for at in range(0, count, 16):
+    for at in range(0, count, LINE_BYTES // pool.itemsize):
         prefetch(pool, place + at)
 
 
-@ordered()
+@inner()
 def _piece_end(start: int, last: int, at: int, page_size: int) -> int:
     return min(last, (start // page_size + 1) * page_size, at + ((start - at) // PANEL + 1) * PANEL)
 
 
-@ordered()
+@inner()
 def _turn_keys(
     pool: Any, place: Any, token: int, count: int, page_size: int, size: int, column: int, keys: Any
 ) -> None:
@@ -236,10 +243,10 @@ def _turn_keys(
     else:
         for t in range(count):
             for d in range(size):
-                keys[d * PANEL + column + t] = pool[place + (token + t) * size + d]
+                keys[d * PANEL + column + t] = read(pool, place + (token + t) * size + d)
 
 
-@ordered()
+@inner()
 def _weigh(scores_T: Any, scale: Any, state_2L: Any, line: int, sums_D: Any) -> None:
     """Turn a line's scores into weights, and bring what was summed before to the new peak."""
     old = state_2L[0, line]

@@ -12,8 +12,8 @@ def paged_attention(
 ) -> Tensor:  # fmt: skip
     """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
 
-    The keys and values are in the pages already, those of the rows themselves too. Query head h uses KV head
-    h // (H // kv_heads). Where a layout has one part, the values are the keys. Pages wholly before the window are not
+    The keys and values are in the pages already, those of the rows themselves too, maybe of fewer bits than `q_NHD`. Query
+    head h uses KV head h // (H // kv_heads). Where a layout has one part, the values are the keys. Pages wholly before the window are not
     looked at: their entries may be -1.
     """
     out_NHD = torch.empty_like(q_NHD)
@@ -26,7 +26,7 @@ def paged_attention(
         start = first_page * layout.page_size
         pages_P = tables_SP[table, first_page : -(-stop // layout.page_size)].long()
         kv_2KTD = view[pages_P, layer].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : stop - start].expand(2, -1, -1, -1)
-        out_NHD[rows_R] = _attend(q_NHD[rows_R], kv_2KTD, positions_R - start, window)
+        out_NHD[rows_R] = _attend(q_NHD[rows_R], kv_2KTD.to(q_NHD.dtype), positions_R - start, window)
     return out_NHD
 
 

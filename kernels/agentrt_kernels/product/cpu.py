@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, ordered, spread
+from agentrt_kernels.compiled import array, inner, ordered, spread
 from agentrt_kernels.product.tile import MOST_ROWS, PANEL, make_tile
 
 Panels = NDArray[np.uint16] | NDArray[np.float32]
@@ -67,7 +67,7 @@ def _stretches(first: int, last: int, stretch: int, x_NI: Any, panels: Any, out_
     multiply_panels(first * stretch, last * stretch, x_NI, panels, 0, out_NO)
 
 
-@ordered()
+@inner(inline="always")
 def multiply_panels(first: int, last: int, x_NI: Any, panels: Any, panels_at: int, out_NO: Any) -> None:
     """The columns of some panels, as far as there are so many. `panels_at` is where the weight begins in `panels`."""
     rows, depth = x_NI.shape
@@ -84,7 +84,7 @@ def multiply_panels(first: int, last: int, x_NI: Any, panels: Any, panels_at: in
             multiply(count, x_NI, start * depth, depth, panels, panel_at, PANEL, depth, out_NO, out_at, width)
 
 
-@ordered()
+@inner()
 def _next_tile(rows: int) -> int:
     """Rows of the next tile: the last two share what is left, as a tile of few rows waits for its sums."""
     if rows <= MOST_ROWS:
@@ -92,7 +92,7 @@ def _next_tile(rows: int) -> int:
     return MOST_ROWS if rows >= 2 * MOST_ROWS else (rows + 1) >> 1
 
 
-@ordered()
+@inner()
 def multiply(
     rows: int, x: Any, x_at: int, x_stride: int, panel: Any, panel_at: int, panel_stride: int, depth: int, out: Any,
     out_at: int, out_stride: int,
@@ -118,7 +118,7 @@ def multiply(
         to += count * out_stride
 
 
-@ordered()
+@inner()
 def multiply_add(
     rows: int, x: Any, x_at: int, x_stride: int, panel: Any, panel_at: int, panel_stride: int, depth: int, out: Any,
     out_at: int, out_stride: int,

@@ -13,6 +13,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from agentrt_kernels.compiled import declared
+from agentrt_kernels.half import element, is_half
 
 PANEL = 16
 """Columns (outputs) of a panel."""
@@ -40,7 +41,6 @@ def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[...
         out_at: Any, out_stride: Any,
     ) -> Any:  # fmt: skip
         signature = types.void(x, *[types.intp] * 2, panel, *[types.intp] * 3, out, *[types.intp] * 2)
-        is_half = panel.dtype == types.uint16
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x_at, x_stride, panel_at, panel_stride, depth, out_at, out_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
@@ -57,7 +57,7 @@ def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[...
             before = [[builder.load(place, align=4) if adds else zero for place in row] for row in targets]
             size = builder.mul(depth, panel_stride)
             begins = [_place(builder, panel, panel_at, size, place) for place in range(panels)]
-            after = _loop(builder, inputs, begins, panel_stride, depth, is_half, before)
+            after = _loop(builder, inputs, begins, panel_stride, depth, is_half(signature.args[3]), before)
             for places, sums in zip(targets, after, strict=True):
                 for place, total in zip(places, sums, strict=True):
                     builder.store(total, place, align=4)
@@ -74,9 +74,8 @@ def _transpose(typing: Any, x: Any, x_at: Any, x_stride: Any, out: Any, out_at: 
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         x, out = (_data(context, builder, signature.args[i], args[i]) for i in (0, 3))
-        rows = [
-            builder.load(_vector_at(builder, _place(builder, x, args[1], args[2], row), 0), align=4) for row in range(8)
-        ]
+        places = [_place(builder, x, args[1], args[2], row) for row in range(8)]
+        rows = [_load(builder, place, 0, is_half(signature.args[0])) for place in places]
         for distance in (1, 2, 4):  # swap the blocks of this size that lie off the diagonal
             for row in (row for row in range(8) if not row & distance):
                 pair = rows[row], rows[row + distance]
@@ -91,14 +90,17 @@ def _transpose(typing: Any, x: Any, x_at: Any, x_stride: Any, out: Any, out_at: 
 
 
 transpose: Callable[..., None] = intrinsic(_transpose)
-"""`transpose(x, x_at, x_stride, out, out_at, out_stride)` writes 8 rows of 8 floats as 8 columns, for compiled code."""
+"""`transpose(x, x_at, x_stride, out, out_at, out_stride)` writes 8 rows of 8 floats as 8 columns, for compiled code.
+
+`x` may be of float16, in its bits; `out` is of float32.
+"""
 
 
 def _prefetch(typing: Any, x: Any, x_at: Any) -> Any:
     signature = types.void(x, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number, place = ir.IntType(32), builder.gep(_data(context, builder, signature.args[0], args[0]), [args[1]])
+        number, place = ir.IntType(32), element(context, builder, signature.args[0], args[0], args[1])
         kinds = ir.IntType(8).as_pointer(), number, number, number
         call = declared(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
         builder.call(call, [builder.bitcast(place, kinds[0]), number(0), number(2), number(1)])
@@ -112,7 +114,7 @@ prefetch: Callable[..., None] = intrinsic(_prefetch)
 
 
 def _loop(
-    builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, depth: Any, is_half: bool,
+    builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, depth: Any, halves: bool,
     start: list[list[Any]],
 ) -> list[list[Any]]:  # fmt: skip
     """The loop over the terms; what it leaves is two vectors of sums for each row and panel."""
@@ -125,7 +127,7 @@ def _loop(
     sums = [[builder.phi(_VECTOR) for _ in row] for row in start]
     at = builder.mul(term, panel_stride)
     columns = [builder.gep(panel, [at]) for panel in panels]
-    weights = [_load(builder, column, half, is_half) for column in columns for half in range(PANEL // WIDTH)]
+    weights = [_load(builder, column, vector, halves) for column in columns for vector in range(PANEL // WIDTH)]
     multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", _VECTOR, *[_VECTOR] * 3)
     following = builder.add(term, _INT(1))
     term.add_incoming(following, loop)
@@ -139,11 +141,11 @@ def _loop(
     return [[total.incomings[1][0] for total in row] for row in sums]
 
 
-def _load(builder: Any, panel: Any, half: int, is_half: bool) -> Any:
-    """Half of a panel's weights for one term, as floats."""
-    if not is_half:
-        return builder.load(_vector_at(builder, panel, half), align=4)
-    place = builder.bitcast(builder.gep(panel, [_INT(half * WIDTH)]), _HALVES.as_pointer())
+def _load(builder: Any, place: Any, vector: int, halves: bool) -> Any:
+    """A vector of floats, or of float16 as floats."""
+    if not halves:
+        return builder.load(_vector_at(builder, place, vector), align=4)
+    place = builder.bitcast(builder.gep(place, [_INT(vector * WIDTH)]), _HALVES.as_pointer())
     return builder.fpext(builder.load(place, align=2), _VECTOR)
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, ordered
+from agentrt_kernels.compiled import array, inner, ordered
+from agentrt_kernels.half import write
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.rms_norm.cpu import norm_row
 
@@ -16,7 +17,7 @@ def rotary(
 ) -> Tensor:  # fmt: skip
     """Norm (Qwen3) and turn the queries and keys of each row, write K and V to the row's page, and return `q_NHD`.
 
-    The arguments are those of the reference. `qkv_NE` is overwritten.
+    The arguments are those of the reference; the pool is of float32 or float16. `qkv_NE` is overwritten.
     """
     heads_NGD = qkv_NE.view(qkv_NE.shape[0], -1, layout.head_dim)
     num_heads = heads_NGD.shape[1] - layout.parts * layout.kv_heads
@@ -39,21 +40,22 @@ def _norm_heads(x_NGD: Any, num_heads: int, num_keys: int, q_weight_D: Any, k_we
         norm_heads(x_NGD[n], num_heads, num_keys, q_weight_D, k_weight_D, eps)
 
 
-@ordered()
+@inner()
 def norm_heads(x_GD: Any, num_heads: int, num_keys: int, q_weight_D: Any, k_weight_D: Any, eps: Any) -> None:
     """One row's queries and keys, in place."""
     for g in range(num_heads + num_keys):
         norm_row(x_GD[g], q_weight_D if g < num_heads else k_weight_D, eps, x_GD[g])
 
 
-@ordered()
-def _turn(x_D: Any, cos_R: Any, sin_R: Any, out_D: Any) -> None:
-    half, turned = out_D.shape[0] // 2, cos_R.shape[0]
+@inner()
+def _turn(x_D: Any, cos_R: Any, sin_R: Any, out: Any, at: int) -> None:
+    half, turned = x_D.shape[0] // 2, cos_R.shape[0]
     for d in range(turned):
-        out_D[d] = x_D[d] * cos_R[d] - x_D[half + d] * sin_R[d]
-        out_D[half + d] = x_D[half + d] * cos_R[d] + x_D[d] * sin_R[d]
+        write(out, at + d, x_D[d] * cos_R[d] - x_D[half + d] * sin_R[d])
+        write(out, at + half + d, x_D[half + d] * cos_R[d] + x_D[d] * sin_R[d])
     for d in range(turned, half):
-        out_D[d], out_D[half + d] = x_D[d], x_D[half + d]
+        write(out, at + d, x_D[d])
+        write(out, at + half + d, x_D[half + d])
 
 
 @ordered()
@@ -71,18 +73,22 @@ def _rotary(
         )  # fmt: skip
 
 
-@ordered()
+@inner()
 def turn_row(
     heads_GD: Any, cos_R: Any, sin_R: Any, position: int, pool: Any, place: Any, page_size: int, kv_stride: int,
     kv_heads: int, q_HD: Any,
 ) -> None:  # fmt: skip
-    """One row: its queries, turned, to `q_HD`; its keys, turned, and values to its place in the page at `place`."""
+    """One row: its queries, turned, to `q_HD`; its keys, turned, and values to its place in the page at `place`.
+
+    `pool` is of float32 or float16; what float16 cannot hold becomes NaN.
+    """
     num_heads, size = q_HD.shape
     for h in range(num_heads):
-        _turn(heads_GD[h], cos_R, sin_R, q_HD[h])
+        _turn(heads_GD[h], cos_R, sin_R, q_HD, h * size)
     start = place + (position % page_size) * size
     for k in range(kv_heads):
         at = start + k * page_size * size
-        _turn(heads_GD[num_heads + k], cos_R, sin_R, pool[at : at + size])
+        _turn(heads_GD[num_heads + k], cos_R, sin_R, pool, at)
         if kv_stride > 0:
-            pool[at + kv_stride : at + kv_stride + size] = heads_GD[num_heads + kv_heads + k]
+            for d in range(size):
+                write(pool, at + kv_stride + d, heads_GD[num_heads + kv_heads + k, d])
