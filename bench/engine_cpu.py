@@ -1,14 +1,14 @@
 """Decode and prefill on the CPU, beside llama.cpp and vLLM: the same model, contexts and number of ids, interleaved.
 
-    python bench/engine_cpu.py [--model smollm2-135m] [--rounds 5] [--kept FILE] [--plot FILE]
+    python bench/engine_cpu.py [--model smollm2-135m] [--kv fp16] [--rounds 5] [--kept FILE] [--plot FILE]
         [--llama RUN --gguf F16.gguf --gguf F32.gguf]   RUN starts a binary of llama.cpp: RUN llama-batched-bench ARGS
         [--vllm PYTHON]                                 an interpreter that has vLLM's CPU build
 
-Contexts of 576 ids, 64 new ones, greedy on all sides; ours also at temperature 1, always with logprobs, and with KV in float16, as
-llama.cpp has it, and in float32, our default. Prints medians,
-the ratio of ours to the best unquantised peer with its interval, and the share of each step that the machine would need at
-least (bench/roofline.py). What is not given is skipped with a message. `--kept FILE` keeps whole rounds, and goes on from
-those it has, for a machine that is quiet for minutes only.
+Contexts of 576 ids, 64 new ones, greedy on all sides; ours also at temperature 1, and always with logprobs. Our KV is in
+float16, as llama.cpp's is by default; `--kv auto` is our own default, float32. Prints medians, the ratio of ours to the best
+unquantised peer with its interval, and the share of each step that the machine would need at least (bench/roofline.py). What
+is not given is skipped with a message. `--kept FILE` keeps whole rounds, and goes on from those it has, for a machine that is
+quiet for minutes only.
 """
 
 import argparse
@@ -165,10 +165,7 @@ def vllm(python: str, folder: Path) -> Iterator[Callable[[int], Rates]]:
 def contenders(options: argparse.Namespace, folder: Path, stack: ExitStack) -> dict[str, Callable[[], Rates]]:
     """What can run here; the rest is named as skipped."""
     seeds = np.random.default_rng(0)
-    runs: dict[str, Callable[[], Rates]] = {
-        "agentrt": partial(agentrt, folder, "fp16", seeds),
-        "agentrt, KV fp32": partial(agentrt, folder, "auto", seeds),
-    }
+    runs: dict[str, Callable[[], Rates]] = {"agentrt": partial(agentrt, folder, options.kv, seeds)}
     for gguf in options.gguf if options.llama else ():
         runs[f"llama.cpp {gguf.stem}"] = partial(llama, options.llama, gguf)
     if options.vllm:
@@ -180,7 +177,7 @@ def contenders(options: argparse.Namespace, folder: Path, stack: ExitStack) -> d
     return runs
 
 
-def print_roofline(folder: Path, medians: Rates) -> None:
+def print_roofline(folder: Path, kv_bytes: int, medians: Rates) -> None:
     """The machine's limits and the share of each step that they explain."""
     machine, config = measure_machine(), load_config(folder)
     print(f"reads {machine.bytes_per_second / 1e9:.1f} GB/s, products {machine.flops_per_second / 1e9:.0f} GFLOP/s")
@@ -188,7 +185,7 @@ def print_roofline(folder: Path, medians: Rates) -> None:
         if case.startswith("decode") and "T=1" not in case:
             batch = int(case.split()[1].rstrip(","))
             unique = CONTEXT - SHARED + SHARED / GROUP if case.endswith(SHARED_CASE) else CONTEXT
-            work = decode_work(config, 2, 2, batch, CONTEXT, unique)
+            work = decode_work(config, 2, kv_bytes, batch, CONTEXT, unique)
             print(
                 f"{case:<24} {1000 * batch / rate:6.1f} ms a step, {work.fraction(machine, batch / rate):.0%} of the roofline"
             )
@@ -197,6 +194,7 @@ def print_roofline(folder: Path, medians: Rates) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--kv", choices=("fp16", "auto"), default="fp16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama")
     parser.add_argument("--gguf", type=Path, action="append", default=[])
@@ -205,15 +203,14 @@ def main() -> None:
     parser.add_argument("--plot", type=Path)
     options = parser.parse_args()
     folder = find_model(options.model)
-    print(
-        f"agentrt: float16 weights, float32 sums, KV in float16 and in float32; torch {version('torch')}, {torch.get_num_threads()} threads"
-    )
-    print(f"load average {os.getloadavg()[0]:.1f}")
+    kv_bytes = 4 if options.kv == "auto" else 2
+    print(f"agentrt: float16 weights, float32 sums, KV in float{8 * kv_bytes}; torch {version('torch')}")
+    print(f"{torch.get_num_threads()} threads, load average {os.getloadavg()[0]:.1f}")
     with ExitStack() as stack:
         found = interleave(contenders(options, folder, stack), options.rounds, options.kept)
     peers = [name for name in found if not name.startswith("agentrt") and "Q" not in name]
     print(table(found, "agentrt", "ids a second", peers))
-    print_roofline(folder, {case: statistics.median(rates) for case, rates in found["agentrt"].items()})
+    print_roofline(folder, kv_bytes, {case: statistics.median(rates) for case, rates in found["agentrt"].items()})
     if options.plot:
         plot(found, f"{options.model}, contexts of {CONTEXT}, ids a second", options.plot)
 

@@ -36,7 +36,10 @@ def measure_machine() -> Machine:
 def decode_work(
     config: ModelConfig, weight_bytes: int, kv_bytes: int, batch: int, context: int, unique_context: float
 ) -> Work:  # fmt: skip
-    """One decode step, with so many bytes for a weight and for a number of KV; of each sequence's `context` keys, `unique_context` are read from memory for it alone."""
+    """One decode step, with so many bytes for a weight and for a number of KV.
+
+    Of each sequence's `context` keys, `unique_context` are read from memory for it alone.
+    """
     heads, size, layers, hidden = config.num_heads, config.head_dim, config.num_layers, config.hidden_size
     per_layer = hidden * size * (2 * heads + 2 * config.num_kv_heads) + 3 * hidden * config.intermediate_size
     weights = layers * per_layer + config.vocab_size * hidden

@@ -160,8 +160,8 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """In what the CPU keeps the weights. `auto` changes none by more than 2^-25, so a trainer's float32 stays float32; `fp16`
     rounds them to float16; `int8` rounds them and each row that they are multiplied with, but for the output layer."""
     kv: KVPrecision = "auto"
-    """In what the CPU keeps KV. `auto` rounds nothing; `fp16` takes half the room, and batches decode faster, but a request whose
-    keys or values exceed 65504 fails; `int8` takes a fourth, rounds each head's keys and values, and costs time."""
+    """In what the CPU keeps KV. `auto` rounds nothing. `fp16` takes half the room and makes batches faster; a request whose
+    keys or values exceed 65504 fails. `int8` takes a fourth, rounds each head's keys and values, and costs time."""
     speculate: Literal["off", "auto"] = "off"
     """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
     draft: str = ""

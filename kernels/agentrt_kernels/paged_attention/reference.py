@@ -13,8 +13,8 @@ def paged_attention(
     """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
 
     The keys and values are in the pages already, those of the rows themselves too, maybe of fewer bits than `q_NHD`. Query
-    head h uses KV head h // (H // kv_heads). Where a layout has one part, the values are the keys. Pages wholly before the window are not
-    looked at: their entries may be -1.
+    head h uses KV head h // (H // kv_heads). Where a layout has one part, the values are the keys. Pages wholly before
+    the window are not looked at: their entries may be -1.
     """
     out_NHD = torch.empty_like(q_NHD)
     view = pool.view(-1, layout.num_layers, layout.parts, layout.kv_heads, layout.page_size, layout.head_dim)

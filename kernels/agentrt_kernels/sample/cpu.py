@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt_kernels.compiled import exp64, ordered, ordered_bits, reducing, spread
+from agentrt_kernels.compiled import exp64, inner, ordered, ordered_bits, reducing, spread
 from agentrt_kernels.sample.reference import SLACK
 from agentrt_kernels.sample.rules import GREEDY_BELOW, Drawn, Rules, Scored
 
@@ -57,7 +57,7 @@ def _sample(
         _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn, x_V, w_V)
 
 
-@ordered()
+@inner()
 def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any, x_V: Any, w_V: Any) -> None:
     peak, total, raw_peak, raw_total = _process(logits_V, rules, row, x_V, w_V)
     if not (math.isfinite(peak) and math.isfinite(total)):
@@ -78,7 +78,7 @@ def _score(begin: int, end: int, logits_BV: Any, vocab_size: int, rules: Any, id
         _score_row(logits_BV[row][:vocab_size], rules, row, ids_B[row], scored)
 
 
-@ordered()
+@inner()
 def _score_row(logits_V: Any, rules: Any, row: int, token: int, scored: Any) -> None:
     x_V, w_V = np.empty(logits_V.shape[0], dtype=np.float64), np.empty(logits_V.shape[0], dtype=np.float64)
     peak, total, _, _ = _process(logits_V, rules, row, x_V, w_V)
@@ -93,7 +93,7 @@ def _score_row(logits_V: Any, rules: Any, row: int, token: int, scored: Any) -> 
         logprobs_K[place] = (x_V[top_K[place]] - peak) / scale - math.log(kept)
 
 
-@ordered()
+@inner()
 def _most_likely(w_V: Any, top_K: Any) -> int:
     """Put the first ids of the ranking, as far as they have a weight, into `top_K`; how many they are."""
     found = 0
@@ -109,7 +109,7 @@ def _most_likely(w_V: Any, top_K: Any) -> int:
     return found
 
 
-@ordered()
+@inner()
 def _process(logits_V: Any, rules: Any, row: int, x_V: Any, w_V: Any) -> Any:
     """The logits, edited, in `x_V`, and their weights in `w_V`; largest value and sum of weights, edited and untouched."""
     peak = _peak(logits_V)
@@ -123,7 +123,7 @@ def _process(logits_V: Any, rules: Any, row: int, x_V: Any, w_V: Any) -> Any:
     return peak, total, raw_peak, raw_total
 
 
-@ordered()
+@inner()
 def _temper_and_cut(x_V: Any, peak: float, total: float, w_V: Any, rules: Any, row: int) -> Any:
     """Leave in `w_V` what is sampled from; the mass of all ids and that of the kept ones, the most likely id's being 1.
 
@@ -144,7 +144,7 @@ def _temper_and_cut(x_V: Any, peak: float, total: float, w_V: Any, rules: Any, r
     return total, kept
 
 
-@ordered()
+@inner()
 def _edit(x_V: Any, rules: Any, row: int) -> float:
     """Apply the row's edits; the largest value then."""
     for e in range(rules.starts[row], rules.starts[row + 1]):
@@ -162,7 +162,7 @@ def _edit(x_V: Any, rules: Any, row: int) -> float:
     return peak
 
 
-@ordered()
+@inner()
 def _peak(logits_V: Any) -> float:
     """The largest logit, by comparing integers, which is vector code; a NaN comes out as NaN or is passed over."""
     best = np.int32(-2147483648)
@@ -182,7 +182,7 @@ def _exponentials(x_V: Any, peak: float, scale: float, w_V: Any) -> float:
     return total
 
 
-@ordered()
+@inner()
 def _first(x_V: Any, peak: float) -> int:
     for v in range(x_V.shape[0]):
         if x_V[v] == peak:
@@ -190,7 +190,7 @@ def _first(x_V: Any, peak: float) -> int:
     return -1
 
 
-@ordered()
+@inner()
 def _keep_at_least(w_V: Any, least: float) -> float:
     kept = 0.0
     for v in range(w_V.shape[0]):
@@ -200,13 +200,13 @@ def _keep_at_least(w_V: Any, least: float) -> float:
     return kept
 
 
-@ordered()
+@inner()
 def _bin(w: float) -> Any:
     """0 for 1, one more for each eighth of an octave down."""
     return min((np.int64(0x3FF0000000000000) - np.float64(w).view(np.int64)) >> np.int64(49), np.int64(BINS - 1))
 
 
-@ordered()
+@inner()
 def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
     """Keep the first ids of the ranking, at most `count` and until `mass` stands before an id; the mass kept."""
     count_of, mass_of = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.float64)
@@ -241,7 +241,7 @@ def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
     return before
 
 
-@ordered()
+@inner()
 def _sift(heap: Any, w_V: Any, root: int, size: int) -> None:
     """Put the id at `root` in its place in a heap whose top is the first in the ranking."""
     while True:
@@ -256,12 +256,12 @@ def _sift(heap: Any, w_V: Any, root: int, size: int) -> None:
         root = child
 
 
-@ordered()
+@inner()
 def _ranks_before(w_V: Any, a: int, b: int) -> bool:
     return w_V[a] > w_V[b] or (w_V[a] == w_V[b] and a < b)
 
 
-@ordered()
+@inner()
 def _race(w_V: Any, seed: Any, position: int) -> int:
     """The winner of the race, argmax w / E. Most ids are out before a logarithm is taken, as -log(u) > 1 - u."""
     best, winner = 0.0, -1
@@ -288,7 +288,7 @@ def _race(w_V: Any, seed: Any, position: int) -> int:
     return winner
 
 
-@ordered()
+@inner()
 def _hopeful(w_I: Any, u_I: Any, best: float) -> int:
     """How many may still win."""
     count = 0
