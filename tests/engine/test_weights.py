@@ -17,7 +17,7 @@ from torch import Tensor
 
 from agentrt.core.errors import WeightsError
 from agentrt.core.models import find_model
-from agentrt.core.protocol import BroadcastWeights, Completion, WeightSource
+from agentrt.core.protocol import BroadcastWeights, Completion, UpdateMode, WeightSource
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.engine.kv.lease import State
@@ -27,6 +27,8 @@ from agentrt.engine.weights import BUCKET_ELEMENTS, buckets, shared_weights
 
 SPROUT = find_model("sprout")
 SPEC = EngineSpec(kv_tokens=4096)
+SMALL = EngineSpec(kv_tokens=128, host_tokens=4096)
+"""Room for one conversation of the tests on the device, and for all on the host."""
 PROMPT = list(range(40, 104))
 
 
@@ -117,6 +119,54 @@ def test_c46_a_conversation_pinned_in_its_tool_goes_on_as_on_a_fresh_engine(
                 after = await session.sample([41], params, max_tokens=12)
                 assert (after.cached_tokens, after.kv.restored_tokens, after.oldest_kv) == (0, 0, 1)
                 close(after, await other.sample(ids, params, max_tokens=12))
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "keep", "drain", "abort_resume"])
+def test_c46_and_row_6_a_conversation_parked_on_the_host(
+    mode: UpdateMode, changed: dict[str, Tensor], folder: Path
+) -> None:
+    """Its pages on the host are of the old policy: only mode keep restores them, and to it alone.
+
+    The same prompt in a new session finds nothing on either tier, and what it samples is a fresh engine's.
+    """
+    params = SamplingParams(temperature=0.9)
+
+    async def main() -> None:
+        async with engine(spec=SMALL) as service, engine(folder) as fresh:
+            with service.session(seed=1) as session, fresh.session(seed=1, turn=1) as other:
+                await session.sample(PROMPT, params, max_tokens=12)
+                session.pause("tool")
+                with service.session(seed=2) as filler:
+                    await filler.sample(PROMPT[::-1], params, max_tokens=60)
+                    assert session.lease.state is State.PARKED
+                    await service.update_weights(1, changed, mode)
+                stranger = await turn(service)
+                assert (stranger.cached_tokens, stranger.kv.restored_tokens, stranger.oldest_kv) == (0, 0, 1)
+                close(stranger, await turn(fresh))
+                ids = [*session.tokens.token_ids, 41]
+                after = await session.sample([41], params, max_tokens=12)
+                if mode == "keep":
+                    assert (after.cached_tokens, after.kv.restored_tokens, after.oldest_kv) == (64, 64, 0)
+                else:
+                    assert (after.kv.restored_tokens, after.oldest_kv) == (0, 1)
+                    close(after, await other.sample(ids, params, max_tokens=12))
+
+    anyio.run(main)
+
+
+def test_weights_in_fp16_are_rounded_anew(changed: dict[str, Tensor], folder: Path, expected: Completion) -> None:
+    """A trainer's float32 under `weights = "fp16"`: updated twice, it is as an engine that loaded them so, bit by bit."""
+    spec = EngineSpec(kv_tokens=4096, weights="fp16")
+
+    async def main() -> None:
+        async with engine(folder, spec) as fresh, engine(SPROUT, spec) as service:
+            await service.update_weights(1, {name: tensor + 1 for name, tensor in changed.items()})
+            await service.update_weights(2, changed)
+            new, loaded = await turn(service), await turn(fresh)
+            assert (new.token_ids, new.logprobs) == (loaded.token_ids, loaded.logprobs)
+            assert new.raw_logprobs != expected.raw_logprobs  # those of the same weights in float32
 
     anyio.run(main)
 
