@@ -3,23 +3,26 @@
     python examples/grpo.py --seeds 0 1 2 -o outputs/grpo    # 150 steps each; what is there already is not done again
     python examples/grpo.py --int8 -o outputs/grpo           # sampled with weights and KV in int8
 
-Each step takes 6 groups of 8 episodes, computes group advantages, and takes one gradient step on
+Each step takes 24 groups of 8 episodes, and takes one gradient step on
     - w_t * r_t * A,   r_t = exp(now_t - before_t),   w_t = min(exp(before_t - sampled_t), 2)
 where `before` is the trainer's own logprob before the step (so r is 1, and stands for its gradient) and `sampled` the
-recorded one, so w (TIS) makes up for a sampler that is a version behind. What the episodes of a group have in common goes
-through the model once. The rate rises for 10 steps and then falls to 0 in a line: at a constant one the noise of few episodes
-costs sprout what it learns. The new weights go into the engine between two of its steps. Evaluation is on other tasks, apart
-from all counts.
+recorded one, so w (TIS) makes up for a sampler that is a version behind. A is the reward above a baseline (`trees_of`).
+What the episodes of a group have in common goes through the model once. The rate rises for 10 steps and then falls to 0 in
+a line. The new weights go into the engine between two of its steps. Evaluation is on other tasks, at the same temperature,
+apart from all counts.
 
 A run is a folder in that of `-o`: all trajectories, `steps.jsonl`, a checkpoint. Beside it `table.md` and `curves.svg` of
 all runs that are there.
 """
 
 import argparse
+import math
+import operator
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -46,8 +49,12 @@ from agentrt.rollout.sink import RunFolder
 from agentrt.rollout.tree import Tree, tree_of
 from agentrt_envs import calculator
 
-GROUP_SIZE, BATCH, EVAL_TASKS = 8, 6, 128
-RATE, WARMUP_STEPS, CAP, MAX_NORM = 1e-4, 10, 2.0, 1.0
+GROUP_SIZE, BATCH, EVAL_TASKS = 8, 24, 256
+RATE, BETAS, WARMUP_STEPS, CAP, MAX_NORM = 1.5e-4, (0.9, 0.99), 10, 2.0, 1.0
+SAVE_EVERY = 5
+"""Steps."""
+TREE_ROWS = 4 * GROUP_SIZE
+"""Few large trees: a model's many small operations would wait for the interpreter, which the engine uses too."""
 PARTS = ("waiting", "training", "transfer", "evaluation")
 """Of the seconds of a step. Sampling goes on during the others, so waiting is what was not done yet."""
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
@@ -69,13 +76,31 @@ class Clock:
         self.seconds[what] += time.perf_counter() - started
 
 
+def trees_of(groups: list[Group], use_mean: bool) -> list[Tree]:
+    """All rows, as trees. Their advantages are as recorded, or the rewards above the batch's baseline of least variance.
+
+    b = sum(g * reward) / sum(g), g the square of the gradient of an episode's logprob: here the sum over its sampled
+    tokens of (1 - p)^2, which is that of the token's own logit. This policy is sure of nearly all it says, so a failure
+    has 20 to 60 times the g of a success. GRPO's baseline, the group's mean, lets the noise of a few failures drown the
+    rest: the signs of the gradient of 200 episodes correlate with those of the exact one by 0.05 with it, by 0.12 with b.
+    """
+    rows = [row for group in groups for row in group.rows()]
+    if not use_mean:
+        rewards = [group.record.rewards[row.member] or 0.0 for group in groups for row in group.rows()]
+        squares = [sum((1 - math.exp(p)) ** 2 for p in compress(row.logprobs, row.mask)) for row in rows]
+        baseline = sum(map(operator.mul, squares, rewards)) / (sum(squares) or 1.0)
+        rows = [row._replace(advantage=reward - baseline) for row, reward in zip(rows, rewards, strict=True)]
+    return [tree_of(rows[at : at + TREE_ROWS]) for at in range(0, len(rows), TREE_ROWS)]
+
+
 class Trainer:
     """The policy, its optimizer, and where both are kept."""
 
-    def __init__(self, source: Path, folder: Path, steps: int, use_tis: bool) -> None:
+    def __init__(self, source: Path, folder: Path, steps: int, use_tis: bool, use_mean: bool) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, weight_decay=0.0)
-        self.path, self.steps, self.use_tis, self.step = folder / "checkpoint.pt", steps, use_tis, 0
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=RATE, betas=BETAS, weight_decay=0.0)
+        self.path, self.steps, self.step = folder / "checkpoint.pt", steps, 0
+        self.use_tis, self.use_mean = use_tis, use_mean
         if self.path.exists():
             state = torch.load(self.path)
             self.model.load_state_dict(state["model"])
@@ -95,7 +120,7 @@ class Trainer:
 
     def learn(self, groups: list[Group]) -> dict[str, float]:
         """One gradient step on all rows of some groups."""
-        trees = [tree_of(group.rows()) for group in groups]
+        trees = trees_of(groups, self.use_mean)
         count, far, distance = sum(len(tree.sampled_S) for tree in trees), 0.0, 0.0
         self.optimizer.zero_grad()
         for tree in trees:
@@ -129,7 +154,7 @@ async def train(options: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
         environment=registry.load(spec.environment), engine=local_engine(source, tokenizer, spec.engine),
         renderer=renderer_for(source, tokenizer), spec=spec,
     )  # fmt: skip
-    trainer = Trainer(source, folder.path, options.steps, use_tis=not options.no_tis)
+    trainer = Trainer(source, folder.path, options.steps, not options.no_tis, options.group_mean)
     log = StepLog(folder.path, trainer.step)
     async with Runtime(setup, folder, max_concurrent=spec.max_concurrent) as runtime:
         if trainer.step:
@@ -137,7 +162,10 @@ async def train(options: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
         else:
             log.add({"step": 0, "eval": await evaluate(runtime)})
         tasks = tasks_from(spec.seed, trainer.step)
-        rollouts = runtime.rollouts(tasks, group_size=GROUP_SIZE, batch=BATCH, max_staleness=options.max_staleness)
+        rollouts = runtime.rollouts(
+            tasks, group_size=GROUP_SIZE, batch=BATCH, max_staleness=options.max_staleness,
+            keep_equal=not options.group_mean,
+        )  # fmt: skip
         while trainer.step < options.steps:
             started, clock, line = time.perf_counter(), Clock(), dict[str, Any]()
             with clock.measure("waiting"):
@@ -149,6 +177,7 @@ async def train(options: argparse.Namespace, spec: RunSpec, folder: RunFolder) -
             if trainer.step % options.eval_every == 0 or trainer.step == options.steps:
                 with clock.measure("evaluation"):
                     line["eval"] = await evaluate(runtime)
+            if "eval" in line or trainer.step % SAVE_EVERY == 0:
                 trainer.save()
             episodes = [one for group in groups for one in group.episodes]
             log.add(
@@ -265,6 +294,9 @@ def main() -> None:
     parser.add_argument("--mode", choices=["recompute", "keep", "drain", "abort_resume"], default="recompute")
     parser.add_argument("--int8", action="store_true", help="sample with weights and KV in int8")
     parser.add_argument("--no-tis", action="store_true", help="no weights for the sampler being another policy")
+    parser.add_argument(
+        "--group-mean", action="store_true", help="GRPO's own advantages, and no groups of equal rewards"
+    )
     options = parser.parse_args()
     sys.setswitchinterval(SWITCH_SECONDS)
     torch.set_num_threads(1)  # one core for the trainer, one for the engine
@@ -274,7 +306,10 @@ def main() -> None:
             sampling=SamplingParams(temperature=1.0), limits=Limits(max_turns=6, max_turn_tokens=48),
             engine=EngineSpec(weights="int8", kv="int8") if options.int8 else EngineSpec(),
         )  # fmt: skip
-        path = options.output / f"seed-{seed}{'-int8' * options.int8}{'-no-tis' * options.no_tis}"
+        path = (
+            options.output
+            / f"seed-{seed}{'-int8' * options.int8}{'-no-tis' * options.no_tis}{'-mean' * options.group_mean}"
+        )
         is_new = not (path / "run.toml").exists()
         with RunFolder.create(path, spec, {}) if is_new else RunFolder.resume(path) as folder:
             anyio.run(train, options, spec, folder)

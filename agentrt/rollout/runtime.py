@@ -6,8 +6,8 @@
             await runtime.update_weights(version, model.state_dict())
 
 The runtime owns the engine and every episode: leaving it ends them. Groups are handed over as they end. Those whose
-rewards are all equal are passed over and others started in their place. A member that is too old when its group is
-handed over has no row; its reward still counts.
+rewards are all equal are passed over and others started in their place, unless the trainer wants them. A member that is
+too old when its group is handed over has no row; its reward still counts.
 """
 
 from collections import defaultdict
@@ -49,15 +49,17 @@ class Runtime:
         return self.setup.engine.statistics().version
 
     def rollouts(
-        self, tasks: AsyncIterable[Task], *, group_size: int, batch: int, max_staleness: int = 0, extra: int = 0
-    ) -> "Rollouts":
+        self, tasks: AsyncIterable[Task], *, group_size: int, batch: int, max_staleness: int = 0, extra: int = 0,
+        keep_equal: bool = False,
+    ) -> "Rollouts":  # fmt: skip
         """Start to roll out `tasks` in their order; ended groups are to be had from the result with `async for`.
 
         The trainer takes `batch` groups, then updates the weights. No token it gets is of a policy more than
         `max_staleness` versions back; so many groups are under way that few are in vain. `extra` ones more are, so that
-        the slowest need not be waited for. The iteration ends with `tasks`.
+        the slowest need not be waited for. `keep_equal` hands over also groups whose rewards are all equal, for a trainer
+        with a baseline of its own. The iteration ends with `tasks`.
         """
-        rollouts = Rollouts(self, tasks, group_size, Pace(batch, max_staleness, extra))
+        rollouts = Rollouts(self, tasks, group_size, Pace(batch, max_staleness, extra), keep_equal)
         self._rollouts.append(rollouts)
         self._episodes.start_soon(rollouts.run)
         return rollouts
@@ -105,8 +107,11 @@ class Runtime:
 class Rollouts:
     """An async iterator of `Group`, and the sink of the episodes behind it. `Runtime.rollouts` makes it."""
 
-    def __init__(self, runtime: Runtime, tasks: AsyncIterable[Task], group_size: int, pace: Pace) -> None:
+    def __init__(
+        self, runtime: Runtime, tasks: AsyncIterable[Task], group_size: int, pace: Pace, keep_equal: bool
+    ) -> None:
         self._runtime, self._tasks, self._group_size, self._pace = runtime, tasks, group_size, pace
+        self._keep_equal = keep_equal
         self._ledger = runtime.ledger
         self.account = Account()
         self._running: dict[tuple[str, int], list[EpisodeRecord]] = defaultdict(list)
@@ -131,7 +136,7 @@ class Rollouts:
             except anyio.EndOfStream:
                 raise StopAsyncIteration from None
             group = group.older_than(self._runtime.version - pace.max_staleness)
-            if any(row.advantage for row in group.rows()):
+            if any(row.advantage or self._keep_equal for row in group.rows()):
                 pace.take()
                 self.account.move(group, Fate.TAKEN)
                 return group
@@ -167,7 +172,7 @@ class Rollouts:
             key for key, held in self._running.items() if key[0] == record.task_id and len(held) == record.members
         )
         group = Group(record, sorted(self._running.pop(key), key=lambda episode: episode.member))
-        if group.has_signal:
+        if group.has_signal or (self._keep_equal and record.valid):
             self.account.add(group, Fate.UNUSED)
             self._send.send_nowait(group)
             return

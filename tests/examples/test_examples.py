@@ -1,6 +1,7 @@
 """The examples do what they say."""
 
 import json
+import math
 import runpy
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 import anyio
 import pytest
 
-from agentrt.core.records import EpisodeRecord
+from agentrt.core.records import BranchRecord, EpisodeRecord, StopReason
 from agentrt.core.spec import RunSpec
+from agentrt.core.tokens import Floats, Ids, Mask
 from agentrt.env import registry
 from agentrt.env.environment import Environment
 from agentrt.rollout.dispatcher import dispatch
+from agentrt.rollout.group import Group, group_record
 from agentrt.rollout.order import chosen_tasks
 from agentrt.rollout.resume import Ledger
 from agentrt.rollout.run import run
@@ -143,6 +146,26 @@ def test_one_episode(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.startswith("eval-")
     assert "assistant:" in printed
     assert "<|im_end|>" in printed
+
+
+def test_the_baseline_of_grpo_counts_an_episode_as_its_gradient_is_large() -> None:
+    """Two successes with p = 1/2 in one token, g = 1/4 each; a failure with p = 0, g = 1: b = 0.5 / 1.5."""
+    episodes = [
+        EpisodeRecord(
+            task_id="a", member=member, attempt=0, seed=0, status="ok", stop_reason=StopReason.COMPLETED,
+            truncated=False, reward=reward, branches=[BranchRecord(
+                name="main", token_ids=Ids([1, 5 + member]), mask=Mask([0, 1]), logprobs=Floats([0.0, logprob]),
+                versions=Ids([-1, 0]),
+            )],
+        )
+        for member, (reward, logprob) in enumerate([(1.0, -math.log(2)), (1.0, -math.log(2)), (0.0, -math.inf)])
+    ]  # fmt: skip
+    group = Group(group_record("a", [1.0, 1.0, 0.0]), episodes)
+    trees_of = script("grpo.py")["trees_of"]
+    [tree] = trees_of([group], use_mean=False)
+    assert tree.advantages_S.tolist() == pytest.approx([2 / 3, 2 / 3, -1 / 3])
+    [tree] = trees_of([group], use_mean=True)
+    assert tree.advantages_S.tolist() == pytest.approx([0.5**0.5, 0.5**0.5, -(2**0.5)])
 
 
 def test_grpo_trains_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,16 @@ async def test_groups_without_a_difference_are_replaced_and_counted() -> None:
         assert rollouts.account.tokens == {Fate.TAKEN: 16, Fate.FILTERED: 24, Fate.UNUSED: 0}
 
 
+async def test_groups_without_a_difference_are_handed_over_to_who_wants_them() -> None:
+    environment = Guess(equal=frozenset({0, 1, 3}))
+    async with Runtime(stage(environment, engine())) as runtime:
+        rollouts = runtime.rollouts(environment.tasks("train"), group_size=2, batch=2, keep_equal=True)
+        taken = [await anext(rollouts), await anext(rollouts)]
+        assert {group.record.task_id for group in taken} == {"train-0", "train-1"}
+        assert [row.advantage for group in taken for row in group.rows()] == [0.0] * 4
+        assert rollouts.account.groups == {Fate.TAKEN: 2, Fate.UNUSED: 0}
+
+
 async def test_oversampling_leaves_the_slowest_behind_and_counts_them() -> None:
     environment = Guess()
 
