@@ -4,12 +4,16 @@ Admission asks this before it lets a prompt in: pages that others free in time c
 it gets wrong costs a preemption, never a result.
 """
 
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
 
 
 class Growth(NamedTuple):
@@ -20,15 +24,51 @@ class Growth(NamedTuple):
     delay: int = 0
 
 
-def peak_pages(growths: Sequence[Growth], page_size: int) -> int:
-    """The largest number of pages in use at one time. It is reached just before some sequence ends."""
-    if not growths:
-        return 0
-    tokens_S, steps_S, delay_S = np.array(growths, dtype=np.int64).T
-    end_S = delay_S + steps_S
-    grown_TS = np.clip(end_S[:, None] - delay_S, 0, steps_S)
-    pages_TS = -(-(tokens_S + grown_TS) // page_size)
-    return int((pages_TS * (end_S >= end_S[:, None])).sum(axis=1).max())
+class Forecast:
+    """The pages that sequences need as time goes on, and the most at one time with one more of them.
+
+    `running` are there now. `returning`, in order of their delay, come back later: those that are back before a newcomer ends
+    count beside it, until it ends at the latest.
+    """
+
+    def __init__(self, running: Sequence[Growth], returning: Sequence[Growth], page_size: int) -> None:
+        self._num_running, self._page_size = len(running), page_size
+        self._delays = [one.delay for one in returning]
+        self._growths_S3 = np.array([*running, *returning], dtype=np.int64).reshape(-1, 3)
+        self._end_T = self._growths_S3[:, 1] + self._growths_S3[:, 2]
+
+    def back_before(self, newcomer: Growth) -> int:
+        """How many of `returning`, the first ones, are back before a newcomer ends."""
+        return bisect_left(self._delays, newcomer.delay + newcomer.steps)
+
+    def peak_with(self, newcomer: Growth) -> int:
+        """The most pages in use at one time if `newcomer` comes now. It is reached just before some sequence ends."""
+        end, back = newcomer.delay + newcomer.steps, self.back_before(newcomer)
+        there_S3 = self._growths_S3[: self._num_running + back]
+        at_its_end = int(self._pages(there_S3, np.array([end])).sum()) + -(
+            -(newcomer.tokens + newcomer.steps) // self._page_size
+        )
+        if not len(self._growths_S3):
+            return at_its_end
+        running_T, returning_TB = self._needed
+        with_it_T = returning_TB[:, back] + self._pages(np.array([newcomer]), self._end_T)[:, 0]
+        return max(at_its_end, int((running_T + with_it_T * (self._end_T <= end)).max()))
+
+    @cached_property
+    def _needed(self) -> tuple[IntArray, IntArray]:
+        """At every end: by those that run, and by the first 0, 1, 2 ... of those that return."""
+        pages_TS = self._pages(self._growths_S3, self._end_T)
+        returning_TB = np.zeros((len(self._end_T), len(self._delays) + 1), dtype=np.int64)
+        pages_TS[:, self._num_running :].cumsum(axis=1, out=returning_TB[:, 1:])
+        return pages_TS[:, : self._num_running].sum(axis=1), returning_TB
+
+    def _pages(self, growths_S3: IntArray, at_T: IntArray) -> IntArray:
+        """What each has at each time; nothing once it has ended."""
+        tokens_S, steps_S, delay_S = growths_S3.T
+        grown_TS = np.minimum(np.maximum(at_T[:, None] - delay_S, 0), steps_S)
+        pages_TS = -(-(tokens_S + grown_TS) // self._page_size)
+        held_TS: IntArray = pages_TS * (steps_S + delay_S >= at_T[:, None])
+        return held_TS
 
 
 WINDOW = 512

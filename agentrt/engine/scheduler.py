@@ -6,11 +6,11 @@ the step computes some of the difference; where it computes the last known id, i
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
 
-from agentrt.engine.forecast import Growth, peak_pages
+from agentrt.engine.forecast import Forecast, Growth
 
 
 class Demand(NamedTuple):
@@ -67,6 +67,9 @@ class Capacity(NamedTuple):
 
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
+
+    def pages_at_end(self, growth: Growth) -> int:
+        return self.pages_for(growth.tokens + growth.steps)
 
 
 class Chunk(NamedTuple):
@@ -141,6 +144,7 @@ def _admit(
     admitted: list[Chunk] = []
     refused: tuple[int, int] | None = None
     together = list(running)
+    forecast: _Forecast | None = None
     in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in waiting:
         if left.rows <= 0 or len(together) >= left.sequences:
@@ -149,10 +153,10 @@ def _admit(
             continue
         if refused and not demand.pages:
             continue
-        expected = _back_before(_growth(demand, left.rows), returning) if together else []
-        lacking = _forecast([*together, demand], expected, left.rows, capacity) - capacity.pages
+        forecast = forecast or _Forecast(together, returning, left.rows, capacity)
+        lacking, num_expected = forecast.lacking(demand)
         if lacking > 0:
-            refused = refused or (lacking, len(expected))
+            refused = refused or (lacking, num_expected)
             continue
         count = _chunk(demand, left)
         if not count:
@@ -160,6 +164,7 @@ def _admit(
         left = _less(left, demand, count)
         admitted.append(Chunk(demand.slot, count))
         together.append(demand)
+        forecast = None
         in_prefill.add(demand.group)
     return admitted, *(refused or (0, 0))
 
@@ -169,20 +174,26 @@ def _growth(demand: Demand, rows: float) -> Growth:
     return Growth(demand.known, demand.growth, ceil((demand.missing - 1) / rows))
 
 
-def _back_before(newcomer: Growth, returning: Sequence[Returning]) -> list[Returning]:
-    """Those that are back before a newcomer ends, as far as they grow by then."""
-    end = newcomer.delay + newcomer.steps
-    back = takewhile(lambda one: one.growth.delay < end, returning)
-    return [
-        Returning(one.growth._replace(steps=min(one.growth.steps, end - one.growth.delay)), one.pages) for one in back
-    ]
+class _Forecast:
+    """What a newcomer would lack beside those that run and those that will be back, unless nobody runs, before it ends."""
 
+    def __init__(
+        self, running: Sequence[Demand], returning: Sequence[Returning], rows: float, capacity: Capacity
+    ) -> None:
+        returning = returning if running else ()
+        growths = [_growth(demand, rows) for demand in running]
+        self._forecast = Forecast(growths, [one.growth for one in returning], capacity.page_size)
+        self._held = list(accumulate((one.pages for one in returning), initial=sum(one.pages for one in running)))
+        self._at_most = sum(map(capacity.pages_at_end, (*growths, *(one.growth for one in returning)))) - self._held[-1]
+        self._rows, self._capacity = rows, capacity
 
-def _forecast(demands: Sequence[Demand], expected: Sequence[Returning], rows: float, capacity: Capacity) -> int:
-    """The most pages that these will need at one time beyond those that they hold."""
-    growths = [_growth(demand, rows) for demand in demands] + [one.growth for one in expected]
-    held = sum(demand.pages for demand in demands) + sum(one.pages for one in expected)
-    return peak_pages(growths, capacity.page_size) - held
+    def lacking(self, newcomer: Demand) -> tuple[int, int]:
+        """The most pages that will be needed at one time beyond those held and those to be had, and how many return."""
+        growth, capacity = _growth(newcomer, self._rows), self._capacity
+        if self._at_most + capacity.pages_at_end(growth) - newcomer.pages <= capacity.pages:  # whoever ends when
+            return 0, 0
+        back = self._forecast.back_before(growth)
+        return self._forecast.peak_with(growth) - newcomer.pages - self._held[back] - capacity.pages, back
 
 
 def _pages_more(demand: Demand, count: int, capacity: Capacity) -> int:

@@ -75,12 +75,12 @@ class Sequence:
 
     @property
     def num_sampled(self) -> int:
-        return 0 if self.num_scored else len(self.tokens) - self.context_tokens
+        return 0 if self.num_scored else len(self.tokens.token_ids) - self.context_tokens
 
     @property
     def known(self) -> int:
         """Ids whose KV this request needs: all, but for the last of a request that scores."""
-        return len(self.tokens) - (1 if self.num_scored else 0)
+        return len(self.tokens.token_ids) - (1 if self.num_scored else 0)
 
     @property
     def matchable(self) -> int:

@@ -7,7 +7,6 @@ While the same sequences decode and nobody else is to act, steps differ by their
 together (`SimulatedCore._leap`): all that a step decides is decided in each, at its own time, and the result is the same.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
@@ -20,6 +19,7 @@ from agentrt.core import clock
 from agentrt.core.errors import WeightsError
 from agentrt.core.protocol import EngineInfo, WeightSource
 from agentrt.core.spec import EngineSpec
+from agentrt.core.tokens import Floats, Ids
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.group import size_groups
 from agentrt.engine.kv.lease import Lease
@@ -34,6 +34,7 @@ from agentrt.engine.weights import Install
 NO_LOGITS = np.empty((0, 0), dtype=np.float32)
 LOGPROB = -1.0
 """Of every id that is drawn."""
+ONE_LOGPROB = Floats([LOGPROB])
 
 
 class Device(NamedTuple):
@@ -218,9 +219,14 @@ class SimulatedCore(EngineCore):
         self._says: dict[EngineSequence, Say] = {}
 
     def step(self) -> list[EngineSequence]:
-        """See `EngineCore.step`; may be several at once, of which only the last one ends sequences."""
-        finished = self._leap()
-        return super().step() if finished is None else finished
+        """See `EngineCore.step`; as many as begin before anybody else acts, of which only the last one ends sequences."""
+        until, finished = self._horizon(), list[EngineSequence]()
+        while not finished:
+            leapt = self._leap(until)
+            finished = super().step() if leapt is None else leapt
+            if self._now() >= until or self.is_idle:
+                break
+        return finished
 
     def _run(self, chunks: list[tuple[EngineSequence, int]]) -> tuple[list[EngineSequence], Logits]:
         self._now.spent += self._roofline.seconds((sequence.lease.computed, count) for sequence, count in chunks)
@@ -242,25 +248,26 @@ class SimulatedCore(EngineCore):
         is_last = said + count == say.length
         plain = count - (said == 0 or is_last)
         if plain:
-            sequence.tokens.commit_all([say.token_id] * plain, [LOGPROB] * plain, self.version)
-            sequence.raw_logprobs.extend([LOGPROB] * plain)
-            sequence.kept_logmass.extend([0.0] * plain)
+            sequence.tokens.commit_all(Ids([say.token_id]) * plain, ONE_LOGPROB * plain, self.version)
+            sequence.raw_logprobs.extend(ONE_LOGPROB * plain)
+            sequence.kept_logmass.frombytes(bytes(plain * sequence.kept_logmass.itemsize))
             sequence.counts[say.token_id] += plain
             sequence.num_noted += plain
             self._totals.sampled += plain
         if plain < count:
             self._append(sequence, Drawn(say.end_id if is_last else say.token_id, LOGPROB, LOGPROB, 0.0))
 
-    def _leap(self) -> list[EngineSequence] | None:
+    def _leap(self, until: float) -> list[EngineSequence] | None:
         """Those steps that only add an id to each sequence that runs; None if the next one is not of that kind."""
         rows = [sequence for sequence in self.running if sequence.lease.job is None]
         if self.update or not rows or not all(sequence.is_decoding for sequence in rows):
             return None
         most, steps, growing = self._shortest(rows), 0, self._growing(rows)
         keys = sum(sequence.lease.computed for sequence in rows)
-        num_loading, until = len(self.running) - len(rows), math.inf
-        while steps < most and self._now() < until and self._goes_on(growing.get(steps, ()), num_loading):
-            until = until if steps else self._horizon()
+        num_loading = len(self.running) - len(rows)
+        while (
+            steps < most and (not steps or self._now() < until) and self._goes_on(growing.get(steps, ()), num_loading)
+        ):
             started = self._now()
             for lease in growing.get(steps, ()):
                 self.cache.grow(lease, len(lease.pages) * self.cache.page_size + 1)
@@ -296,9 +303,11 @@ class SimulatedCore(EngineCore):
 
     def _goes_on(self, growing: Sequence[Lease], num_loading: int) -> bool:
         """What a step looks at before its rows: copies that ended, the line, pages. False if it has to do more about it."""
-        self._send_back(self.cache.poll())
-        loading = sum(sequence.lease.job is not None for sequence in self.running)
-        return not self._hears_line() and len(growing) <= self.cache.pool.num_available and loading == num_loading
+        if self.cache.tier.is_copying:
+            self._send_back(self.cache.poll())
+            if num_loading != sum(sequence.lease.job is not None for sequence in self.running):
+                return False
+        return not self._hears_line() and len(growing) <= self.cache.pool.num_available
 
 
 class SimulatedEngine(EngineService):

@@ -312,8 +312,9 @@ class EngineCore:
 
     def _line(self) -> List[tuple[int, Sequence]]:
         """Those who may be let in next, with their places among all that wait. While nothing runs, that is everybody."""
-        is_open = not self.running
-        line = [(slot, one) for slot, one in enumerate(self.waiting) if is_open or self.cache.is_inside(one.lease)]
+        leases = [one.lease for one in self.waiting]
+        inside = set(self.cache.inside(leases) if self.running else leases)
+        line = [(slot, one) for slot, one in enumerate(self.waiting) if one.lease in inside]
         return line[: self.spec.max_batch]
 
     def _hears_line(self) -> bool:

@@ -3,7 +3,7 @@
 import gc
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import anyio
@@ -60,8 +60,8 @@ async def _simulate(spec: SimSpec, load: Load) -> CellResult:
     runner = VirtualRunner(roofline, engine_spec, int(engine_spec.host_tokens), spec.link_gigabytes * 1e9)
     core = SimulatedCore(runner, engine_spec, load.script(spec), VOCAB_SIZE, clock.next_wake)
     info = EngineInfo(model=spec.model, model_hash="simulated", vocab_size=VOCAB_SIZE, context_length=load.limits()[0])
-    tally = Tally()
     async with SimulatedEngine(core, info, runner.now) as engine:
+        tally = Tally(lambda: engine.statistics().tokens_sampled)
         played = await load.play(spec, tally.turns.append)
         setup = _setup(spec, engine, played, load.limits())
         await dispatch(setup, played.plans, tally, tally, max_concurrent=live)
@@ -70,7 +70,7 @@ async def _simulate(spec: SimSpec, load: Load) -> CellResult:
     core.check()
     return CellResult(
         policy=spec.policy, phi=live * mean_context / pool if spec.live else spec.phi, live=live,
-        episodes_per_hour=tally.episodes / seconds * 3600,
+        episodes_per_hour=tally.episodes / seconds * 3600, full_ids_per_second=tally.full_ids_per_second,
         turn_p50=quantile(tally.turns, 0.5), turn_p95=quantile(tally.turns, 0.95),
         group_p50=quantile(tally.groups, 0.5), group_p95=quantile(tally.groups, 0.95), episodes=tally.episodes,
         failed=tally.failed, turns=len(tally.turns), seconds=seconds, real_seconds=time.perf_counter() - started,
@@ -106,7 +106,10 @@ def _setup(spec: SimSpec, engine: SimulatedEngine, played: Played, most: tuple[i
 class Tally:
     """`rollout.dispatcher.Sink` and `Observer` that count, and keep nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokens_sampled: Callable[[], int]) -> None:
+        self._tokens_sampled = tokens_sampled
+        self._until, self._sampled = 0.0, 0
+        """When the last episode began, and what was sampled by then."""
         self.turns: list[float] = []
         self.groups: list[float] = []
         self.episodes = self.failed = 0
@@ -123,7 +126,13 @@ class Tally:
     def write_group(self, group: GroupRecord) -> None:
         self.groups.append(clock.now() - self._started[group.task_id])
 
+    @property
+    def full_ids_per_second(self) -> float:
+        """See `CellResult`; 0 where all began at once."""
+        return self._sampled / self._until if self._until else 0.0
+
     def episode_started(self, task_id: str, member: int) -> None:
+        self._until, self._sampled = clock.now(), self._tokens_sampled()
         self._started.setdefault(task_id, clock.now())
 
     def episode_ended(self, record: EpisodeRecord) -> None:

@@ -60,6 +60,8 @@ class CellResult(msgspec.Struct, frozen=True, kw_only=True):
     live: int
     """Episodes alive at one time."""
     episodes_per_hour: float
+    full_ids_per_second: float
+    """Sampled until the last episode began: without the end of the run, when fewer and fewer are alive."""
     turn_p50: float
     turn_p95: float
     group_p50: float

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.engine.forecast import Growth, Lengths, Return, Returns, peak_pages
+from agentrt.engine.forecast import Forecast, Growth, Lengths, Return, Returns
 from agentrt.engine.scheduler import Capacity, Chunk, Demand, Plan, Returning, plan_step
 
 
@@ -80,9 +80,9 @@ def test_decodes_run_whatever_they_cost_and_a_prompt_never_stands_still() -> Non
 def test_the_articles_figure() -> None:
     """Pages of 10, capacity 12, 7 ids a time unit. At time 2, A has ended; D's prompt of 10 takes one unit, until 3."""
     b, c, d = Growth(28, 14), Growth(28, 28), Growth(10, 21, delay=7)
-    assert peak_pages([Growth(10, 14), Growth(14, 28), Growth(14, 42)], 10) == 2 * 5
-    assert peak_pages([b, c, d], 10) == 12
-    assert peak_pages([Growth(38, 4), Growth(38, 18), Growth(13, 18)], 10) == 12
+    assert Forecast([Growth(10, 14), Growth(14, 28)], [], 10).peak_with(Growth(14, 42)) == 2 * 5
+    assert Forecast([b, c], [], 10).peak_with(d) == 12
+    assert Forecast([Growth(38, 4), Growth(38, 18)], [], 10).peak_with(Growth(13, 18)) == 12
 
 
 def test_the_articles_figure_page_by_page() -> None:
@@ -135,17 +135,28 @@ def test_a_plan_never_takes_more_than_there_is(
         assert plan.lacking > 0
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40), st.integers(0, 9)), max_size=8), st.integers(1, 8))
-def test_the_forecast_is_what_a_simulation_finds(numbers: list[tuple[int, int, int]], page_size: int) -> None:
-    growths = [Growth(*one) for one in numbers]
-    last = max((growth.delay + growth.steps for growth in growths), default=0)
+GROWTHS = st.lists(st.builds(Growth, st.integers(1, 60), st.integers(0, 40), st.integers(0, 9)), max_size=6)
+
+
+@given(
+    GROWTHS, GROWTHS, st.builds(Growth, st.integers(1, 60), st.integers(0, 40), st.integers(0, 9)), st.integers(1, 8)
+)
+def test_the_forecast_is_what_a_simulation_finds(
+    running: list[Growth], returning: list[Growth], newcomer: Growth, page_size: int
+) -> None:
+    returning.sort(key=lambda one: one.delay)
+    end = newcomer.delay + newcomer.steps
+    back = [one._replace(steps=min(one.steps, end - one.delay)) for one in returning if one.delay < end]
+    growths = [*running, *back, newcomer]
     simulated = [
         sum(
             -(-(one.tokens + min(max(step - one.delay, 0), one.steps)) // page_size)
             for one in growths if step <= one.delay + one.steps
-        ) for step in range(last + 1)
+        ) for step in range(max(one.delay + one.steps for one in growths) + 1)
     ]  # fmt: skip
-    assert peak_pages(growths, page_size) == max(simulated)
+    forecast = Forecast(running, returning, page_size)
+    assert forecast.back_before(newcomer) == len(back)
+    assert forecast.peak_with(newcomer) == max(simulated)
 
 
 def test_lengths_are_learned_from_the_turns_that_ended() -> None:

@@ -5,7 +5,7 @@ are let in) is the engine's own for all of them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from agentrt.engine.kv.policy import (
     EVERYBODY,
@@ -73,7 +73,7 @@ class CacheTtl:
         """As `Lru`."""
         return [lease.slot for lease in sorted(leases, key=soonest)]
 
-    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+    def inside(self, leases: Iterable[LeaseView], pool: PoolView) -> Inside:
         """Lets all in."""
         return EVERYBODY
 
@@ -110,7 +110,7 @@ class InferCept:
         """Whose turn waits, as they were opened; then those that end first."""
         return [lease.slot for lease in sorted(leases, key=soonest)]
 
-    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+    def inside(self, leases: Iterable[LeaseView], pool: PoolView) -> Inside:
         """Lets all in."""
         return EVERYBODY
 

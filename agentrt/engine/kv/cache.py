@@ -6,7 +6,7 @@ on, is this file's. Sequences, steps and the model are none of its business.
 
 import math
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.evict import evict, evict_window
@@ -161,6 +161,7 @@ class KVCache:
         """Put the lease's whole computed pages into the prefix cache. Costs what is new since the last time."""
         whole = lease.computed // self.page_size
         if whole > (lease.anchor.end if lease.anchor else 0):
+            lease.is_saved = False
             self._anchor(lease, self.tree.insert(lease.namespace, lease.anchor, ids, lease.table, whole))
 
     def fork(self, parent: Lease, tokens: int) -> tuple[Lease, list[PageCopy]]:
@@ -276,14 +277,18 @@ class KVCache:
 
     def is_inside(self, lease: Lease) -> bool:
         """Whether its turns are let in while others run."""
+        return bool(self.inside([lease]))
+
+    def inside(self, leases: Sequence[Lease]) -> Sequence[Lease]:
+        """Those of `leases` whose turns are let in while others run."""
         now = self.clock()
         if now >= self._asked + INSIDE_SECONDS:
             self._asked = now
-            leases = sorted(self._leases, key=_place)
-            views = [self._view(slot, lease, now) for slot, lease in enumerate(leases)]
-            self._inside = self.policy.inside(views, self._pool_view())
-        has_kv = lease.anchor is not None or lease.computed > 0
-        return _place(lease) <= (self._inside.with_kv if has_kv else self._inside.without)
+            self._inside = self.policy.inside(self._by_rank(now), self._pool_view())
+        if self._inside == EVERYBODY:
+            return leases
+        with_kv, without = self._inside
+        return [one for one in leases if _place(one) <= (with_kv if one.anchor or one.computed else without)]
 
     def prefetch(self, budget_bytes: float) -> None:
         """Bring parked leases back to pages that nobody needs: what fits the budget, but one at least."""
@@ -510,6 +515,11 @@ class KVCache:
             eta=None if pause.eta is None else pause.eta - now,
             deadline=None if pause.deadline is None else pause.deadline - now,
         )  # fmt: skip
+
+    def _by_rank(self, now: float) -> Iterator[LeaseView]:
+        """All leases, who comes first first; made when somebody looks at them."""
+        for slot, lease in enumerate(sorted(self._leases, key=_place)):
+            yield self._view(slot, lease, now)
 
     def _pool_view(self) -> PoolView:
         host = self.tier.pools[0]

@@ -55,11 +55,10 @@ def _is_candidate(tree: RadixTree, node: Node, tier: int, doubles: bool) -> bool
     """Its last page on the tier may go: nobody holds it, and no page of the tier lies below it."""
     if node.parent is None or (tier == HOST and node.users and not doubles):
         return False
-    for child in node.children.values():
-        if child.tables[tier][0][0] != NONE:
-            return False
     last = _last(node, tier)
-    return last >= 0 and _may_go(tree, node, tier, last)
+    if last < 0 or not _may_go(tree, node, tier, last):
+        return False
+    return all(child.tables[tier][0][0] == NONE for child in node.children.values())
 
 
 def _may_go(tree: RadixTree, node: Node, tier: int, index: int) -> bool:
@@ -74,6 +73,8 @@ def _last(node: Node, tier: int) -> int:
     row = node.tables[tier][0]
     if row and row[-1] != NONE:
         return len(row) - 1
+    if row.count(NONE) == len(row):
+        return -1
     return next((index for index in range(len(row) - 1, -1, -1) if row[index] != NONE), -1)
 
 

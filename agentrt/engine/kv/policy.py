@@ -113,7 +113,7 @@ class Policy(Protocol):
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """Slots of parked leases in the order in which they are to come back while there is room."""
 
-    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+    def inside(self, leases: Iterable[LeaseView], pool: PoolView) -> Inside:
         """Whose turns are let in while others run; the others wait until some of those have ended.
 
         `leases` are all that are open, in the order of their rank. Asked now and then.
@@ -142,7 +142,7 @@ class Lru:
         """Whose turn waits; then by the end that tools foretell; then as they paused."""
         return [lease.slot for lease in sorted(leases, key=soonest)]
 
-    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+    def inside(self, leases: Iterable[LeaseView], pool: PoolView) -> Inside:
         """Lets all in."""
         return EVERYBODY
 
@@ -169,7 +169,7 @@ class FixedTtl:
         """As `Lru`."""
         return Lru(self.uses_host).prefetch(leases, pool)
 
-    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+    def inside(self, leases: Iterable[LeaseView], pool: PoolView) -> Inside:
         """Lets all in."""
         return EVERYBODY
 

@@ -16,7 +16,7 @@ A pool in which more conversations take turns than fit it moves or computes KV a
 that came first, as fill it (`Priced.inside`); the others wait outside, and what KV they have makes way first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from agentrt.engine.kv.lease import Rank
@@ -119,11 +119,12 @@ class Priced:
         inside = (lease for lease in leases if lease.rank <= pool.inside.with_kv)
         return [lease.slot for lease in sorted(inside, key=lambda lease: self._return_key(lease, pool.rates))]
 
-    def inside(self, leases: Sequence[LeaseView], pool: PoolView) -> Inside:
+    def inside(self, leases: Iterable[LeaseView], pool: PoolView) -> Inside:
         """As many conversations, the first come first, as fill the pool with what they will soon have at work in it.
 
         More would take turns in the pool, and each would have to bring its KV back, or compute it again, at each turn.
         """
+        leases = list(leases)
         room, used, without = pool.pages * pool.page_size, 0.0, EVERYBODY.without
         more = self._overfill(leases, pool)
         for lease in leases:

@@ -120,14 +120,16 @@ class RadixTree:
         """Add the first `whole` pages of `ids`, whose KV lies in `table`. They run through `anchor`, if it is given.
 
         `ids` and `table` start at the root. Where the tree has a page for the same ids, that page takes the place of the
-        one in `table` (and of its reference). Returns the node that ends at `whole`: the next anchor; None if it is 0.
+        one in `table` (and of its reference). Returns the node that ends at `whole`: the next anchor; None if it is 0. That
+        is `anchor` itself, longer, where nobody but the caller's lease holds it: a conversation is one node, not one a turn.
         """
         self._tick += 1
         node = anchor or self._root(namespace)
         while node.end < whole:
             child = self._child(node, ids)
             if child is None:
-                return self._add(node, ids, table, whole)
+                is_own = node is anchor and node.users == 1 and not node.children
+                return self._extend(node, ids, table, whole) if is_own else self._add(node, ids, table, whole)
             child.used = self._tick
             common = self._common_pages(child, ids, whole)
             if common < child.length:
@@ -262,6 +264,16 @@ class RadixTree:
         for pool, row in zip(self.pools[DEVICE], own, strict=True):
             pool.cache(page for page in row if page != NONE)
         parent.children[self._key(node.ids, 0)] = node
+        return node
+
+    def _extend(self, node: Node, ids: IntArray, table: Sequence[IntArray], whole: int) -> Node:
+        for pool, own, blank, row in zip(self.pools[DEVICE], *node.tables, table, strict=True):
+            new = row[node.end : whole].tolist()
+            pool.cache(page for page in new if page != NONE)
+            own += new
+            blank += [NONE] * len(new)
+        node.ids += ids[node.end * self.page_size : whole * self.page_size]
+        node.end, node.used = whole, self._tick
         return node
 
     def _share(self, node: Node, table: Sequence[IntArray]) -> None:

@@ -6,7 +6,6 @@ that is shared or gets hot; what is marginal in them is what an action costs eve
 """
 
 from collections.abc import Iterable
-from operator import mul
 from typing import NamedTuple
 
 FORGETTING = 0.998
@@ -51,8 +50,14 @@ class StepCosts:
     """Told of each step; says what the next ones cost."""
 
     def __init__(self) -> None:
-        self._coefficients = [0.0] * len(SCALES)
-        self._covariance = [[UNSURE * (row == column) for column in range(len(SCALES))] for row in range(len(SCALES))]
+        self._coefficients = 0.0, 0.0, 0.0, 0.0
+        none, unsure = 0.0, UNSURE
+        self._covariance = [
+            (unsure, none, none, none),
+            (none, unsure, none, none),
+            (none, none, unsure, none),
+            (none, none, none, unsure),
+        ]
         self._steps = 0
         self._fixed_share, self._wait = 1.0, 0.0
 
@@ -86,17 +91,21 @@ class StepCosts:
             return Rates(None, 0.0, 1.0, bytes_per_second, token_bytes, self._wait)
         return Rates(per_row, per_row_key, self._fixed_share, bytes_per_second, token_bytes, self._wait)
 
-    def _fit(self, measured: tuple[float, ...], seconds: float) -> None:
-        """One step of recursive least squares. It stops forgetting where nothing new is seen, else it would forget all."""
-        values = [value * scale for value, scale in zip(measured, SCALES, strict=True)]
-        spread = [sum(map(mul, row, values)) for row in self._covariance]
-        weight = FORGETTING + sum(map(mul, values, spread))
-        gain = [one / weight for one in spread]
-        error = seconds - sum(map(mul, self._coefficients, values))
-        self._coefficients = [one + error * by for one, by in zip(self._coefficients, gain, strict=True)]
-        trace = sum(row[at] for at, row in enumerate(self._covariance))
-        forgetting = FORGETTING if trace < UNSURE else 1.0
+    def _fit(self, measured: tuple[float, float, float, float], seconds: float) -> None:
+        """One step of recursive least squares. It stops forgetting where nothing new is seen, else it would forget all.
+
+        Written out for four: arrays and loops of this size cost several times as much, and every step pays for it.
+        """
+        a, b, c, d = (value * scale for value, scale in zip(measured, SCALES, strict=True))
+        covariance = self._covariance
+        p, q, r, s = spread = [w * a + x * b + y * c + z * d for w, x, y, z in covariance]
+        weight = FORGETTING + a * p + b * q + c * r + d * s
+        e, f, g, h = self._coefficients
+        error = (seconds - (e * a + f * b + g * c + h * d)) / weight
+        self._coefficients = (e + error * p, f + error * q, g + error * r, h + error * s)
+        trace = covariance[0][0] + covariance[1][1] + covariance[2][2] + covariance[3][3]
+        more = 1 / FORGETTING if trace < UNSURE else 1.0
         self._covariance = [
-            [(one - by * other) / forgetting for one, other in zip(row, spread, strict=True)]
-            for row, by in zip(self._covariance, gain, strict=True)
+            ((w - by * p) * more, (x - by * q) * more, (y - by * r) * more, (z - by * s) * more)
+            for (w, x, y, z), by in zip(covariance, [one / weight for one in spread], strict=True)
         ]

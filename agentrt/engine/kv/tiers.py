@@ -243,8 +243,8 @@ class HostTier:
             return
         firsts = self._firsts(lease.anchor)
         for node in lease.anchor.path():
-            if any(NONE in row for row in node.tables[HOST]):
-                for place in range(node.start, node.end):
+            if missing := [row.index(NONE) for row in node.tables[HOST] if NONE in row]:
+                for place in range(node.start + min(missing), node.end):
                     for group, first in enumerate(firsts):
                         index, page = place - node.start, node.tables[DEVICE][group][place - node.start]
                         if place < first or page == NONE or node.tables[HOST][group][index] != NONE:
