@@ -8,6 +8,9 @@ ratio is episodes an hour of `priced` over the best baseline's, its mean over se
 given the durations of tools. LRU, with and without a host, is also taken with its best cap on live episodes: the best of its
 runs at this oversubscription and below. `unlimited` is a device that everything fits, a bound and no baseline.
 
+Beside it stands the ratio of sampled ids a second until the last episode began (`full`): what a short run says of a long
+one, for at the end of a run, when fewer and fewer are alive, no policy has anything to decide.
+
 `--results` appends every run to a file and takes from it what is there, so a long table can be made in pieces; `--seconds`
 ends a piece. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live episodes. `--quick`:
 200 episodes, one seed, the 8B model, the extreme cells.
@@ -68,6 +71,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     priced_over_best_baseline: float
     interval: float | None
     """Half the width of the 95 % interval; none for one seed."""
+    full_ids_per_second: dict[str, float]
+    """Means over seeds."""
+    full_over_best_baseline: float
+    """`priced` over the best baseline by that measure."""
 
 
 class Results:
@@ -107,6 +114,7 @@ def interval(ratios: list[float]) -> float | None:
 def measure(spec: SimSpec, seeds: int, phis: list[float], results: Results) -> Cell | None:
     """One cell, every policy under every seed; None if there was no time for all of it."""
     speeds: dict[str, list[float]] = {}
+    fulls: dict[str, list[float]] = {}
     first: dict[str, CellResult] = {}
     for policy, seed in itertools.product(POLICIES, range(seeds)):
         result = results.get(spec.with_(policy=policy, seed=seed))
@@ -114,22 +122,27 @@ def measure(spec: SimSpec, seeds: int, phis: list[float], results: Results) -> C
             return None
         first.setdefault(policy, result)
         speeds.setdefault(policy, []).append(result.episodes_per_hour)
+        fulls.setdefault(policy, []).append(result.full_ids_per_second)
     for policy in CAPPED:
         caps = sorted({phi for phi in (*phis, *CAPS) if phi <= spec.phi})
         runs = [[results.get(spec.with_(policy=policy, seed=seed, phi=cap)) for seed in range(seeds)] for cap in caps]
-        capped = [[one.episodes_per_hour for one in run if one is not None] for run in runs]
+        capped = [[one for one in run if one is not None] for run in runs]
         if any(len(run) < seeds for run in capped):
             return None
-        speeds[f"{policy}@cap"] = max(capped, key=statistics.fmean)
+        speeds[f"{policy}@cap"] = max(([one.episodes_per_hour for one in run] for run in capped), key=statistics.fmean)
+        fulls[f"{policy}@cap"] = max(([one.full_ids_per_second for one in run] for run in capped), key=statistics.fmean)
     orders = {order: results.get(spec.with_(policy="priced", order=order)) for order in get_args(ServiceOrder)}
     means = {name: statistics.fmean(of) for name, of in speeds.items()}
-    best = max((name for name in speeds if name not in ("priced", "unlimited")), key=lambda name: means[name])
+    full_means = {name: statistics.fmean(of) for name, of in fulls.items()}
+    best = max(speeds.keys() - {"priced", "unlimited"}, key=lambda name: means[name])
+    best_full = max(full_means[name] for name in speeds.keys() - {"priced", "unlimited"})
     ratios = [ours / theirs for ours, theirs in zip(speeds["priced"], speeds[best], strict=True)]
     return Cell(
         phi=spec.phi, link=spec.link_gigabytes, host=spec.host_share, model=spec.model, seeds=seeds, policies=first,
         orders={order: result for order, result in orders.items() if result is not None},
         episodes_per_hour=means, best_baseline=best, priced_over_best_baseline=statistics.fmean(ratios),
-        interval=interval(ratios),
+        interval=interval(ratios), full_ids_per_second=full_means,
+        full_over_best_baseline=full_means["priced"] / best_full if best_full else 1.0,
     )  # fmt: skip
 
 
@@ -137,7 +150,8 @@ def report(cell: Cell) -> None:
     """One line for people."""
     said = ", ".join(f"{name} {speed:,.0f}" for name, speed in cell.episodes_per_hour.items())
     spread = "" if cell.interval is None else f" +- {cell.interval:.3f}"
-    ratio = f"x{cell.priced_over_best_baseline:.3f}{spread} of {cell.best_baseline}"
+    full = f"while full x{cell.full_over_best_baseline:.3f}"
+    ratio = f"x{cell.priced_over_best_baseline:.3f}{spread} of {cell.best_baseline}, {full}"
     print(f"phi {cell.phi:g} link {cell.link:g} GB/s host {cell.host:g}x {cell.model}: {said}; {ratio}", flush=True)
     for order, one in cell.orders.items():
         speed = f"{one.episodes_per_hour:,.0f} episodes/h"

@@ -258,7 +258,8 @@ class SimulatedCore(EngineCore):
             self._append(sequence, Drawn(say.end_id if is_last else say.token_id, LOGPROB, LOGPROB, 0.0))
 
     def _leap(self, until: float) -> list[EngineSequence] | None:
-        """Those steps that only add an id to each sequence that runs; None if the next one is not of that kind."""
+        """Those steps that only add an id to each sequence that runs, and begin before `until`, but one at least; None if
+        the next one is not of that kind."""
         rows = [sequence for sequence in self.running if sequence.lease.job is None]
         if self.update or not rows or not all(sequence.is_decoding for sequence in rows):
             return None

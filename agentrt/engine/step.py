@@ -294,7 +294,9 @@ class EngineCore:
             waiting = (self._demand(slot, sequence) for slot, sequence in line)
             returning = self._conversations.returning(self._totals.steps, self._lengths) if line else {}
             plan = plan_step(running, waiting, self._capacity(), list(returning.values())[: self.spec.max_batch])
-            spared = [self.waiting[slot].lease for slot, _ in plan.admitted] + list(returning)[: plan.num_expected]
+            spared = [self.waiting[slot].lease for slot, _ in plan.admitted]
+            if self.cache.policy.spares_returning:
+                spared += list(returning)[: plan.num_expected]
             if plan.lacking and not plan.is_stuck:
                 spared.append(next(sequence.lease for slot, sequence in line if slot not in dict(plan.admitted)))
             if not plan.lacking or not self._make_room(plan, spared):

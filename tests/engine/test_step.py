@@ -8,7 +8,8 @@ import pytest
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokens import Tokens
 from agentrt.engine.kv.evict import evict
-from agentrt.engine.kv.lease import Lease
+from agentrt.engine.kv.lease import Lease, State
+from agentrt.engine.kv.priced import Priced
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
 from agentrt.testing.toy import Logits, ToyRunner, hashed_logits
@@ -288,6 +289,18 @@ def test_a_conversation_that_will_return_has_room_and_precedence() -> None:
     assert back.cached_tokens == 15
     assert output(newcomer) == alone(list(range(50, 66)), seed=3, max_tokens=4)
     assert core.statistics(0).preemptions == 0
+
+
+def test_where_return_has_its_price_a_newcomer_gets_the_pages_of_one_that_will_return() -> None:
+    """As before, but the policy is `Priced`, to which computing 15 ids again costs nothing that was measured yet."""
+    core, away, running = returning_core()
+    core.cache.policy = Priced()
+    newcomer = submit(core, list(range(50, 66)), seed=3, max_tokens=4)
+    core.step()
+    assert core.running == [running, newcomer]
+    assert away.lease.state is State.DROPPED
+    drain(core)
+    assert output(newcomer) == alone(list(range(50, 66)), seed=3, max_tokens=4)
 
 
 def test_a_request_waits_for_no_tool_alone() -> None:

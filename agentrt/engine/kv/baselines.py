@@ -43,6 +43,7 @@ class CacheTtl:
     """
 
     uses_host = True
+    spares_returning = False
 
     def __init__(self) -> None:
         self._durations: dict[str, list[float]] = {"": []}
@@ -87,6 +88,7 @@ class InferCept:
     """
 
     uses_host = True
+    spares_returning = False
 
     def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
         """Leaves it until somebody lacks pages: its waste is none before."""

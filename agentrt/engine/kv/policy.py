@@ -98,6 +98,10 @@ class Policy(Protocol):
     def uses_host(self) -> bool:
         """Pages are to be saved on the host as turns end."""
 
+    @property
+    def spares_returning(self) -> bool:
+        """A newcomer that must leave room for conversations that are expected back does not get their pages either."""
+
     def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
         """As a tool starts. Asked for each pause, so it must not cost more than microseconds."""
 
@@ -125,6 +129,7 @@ class Lru:
     """The least recently used goes first: to the host if `uses_host`, else for good. Nothing is pinned."""
 
     uses_host: bool = True
+    spares_returning = True
 
     def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
         """Leaves it as it is."""
@@ -153,6 +158,7 @@ class FixedTtl:
 
     seconds: float
     uses_host: bool = True
+    spares_returning = True
 
     def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
         """Pins it."""

@@ -81,6 +81,8 @@ class Priced:
     """Learns the times of tools from what it is told."""
 
     uses_host = True
+    spares_returning = False
+    """Whether one that will be back soon keeps its pages is a matter of price, for whoever needs them as well."""
 
     def __init__(self) -> None:
         self.times = ToolTimes()
