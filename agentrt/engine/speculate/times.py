@@ -21,7 +21,7 @@ OUTLIER = 3.0
 
 
 class Curve:
-    """Seconds by a count: means of what was measured, a line between two counts.
+    """Seconds by a count: means of what was measured, never more than a larger count takes, and a line between two counts.
 
     Counts within a fifth of each other share what is known.
     """
@@ -55,7 +55,8 @@ class Curve:
         if self._curve is None:
             points = self._zero + [self._measured[key][1:] for key in sorted(self._measured)]
             count_P, seconds_P = np.array(points).reshape(-1, 2).T
-            self._curve = count_P.copy(), np.maximum(seconds_P, 0.0)
+            rising_P = np.minimum.accumulate(seconds_P[::-1])[::-1]
+            self._curve = count_P.copy(), np.maximum(rising_P, 0.0)
         return self._curve
 
     def of(self, count: float) -> float:

@@ -97,8 +97,13 @@ def make_core(folder: Path | None, loaded: LoadedModel | None = None, **spec: An
     core = EngineCore(
         runner, found, vocab_size=VOCAB, bytes_of=lambda token_id: b"%c" % (65 + token_id), drafter=drafter
     )
+    keep_open(core)
+    return core
+
+
+def keep_open(core: EngineCore) -> None:
+    """Have it verify whatever a draft model says, and nothing from text; does nothing if it does not speculate."""
     if core.speculator:
         core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
         core.speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
         core.speculator._from_text = lambda sequences: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
-    return core

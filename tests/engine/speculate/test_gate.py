@@ -33,6 +33,8 @@ def test_a_curve_is_a_line_between_what_was_measured() -> None:
     assert [found.of(count) for count in (1, 4)] == [10, 10]
     found.note(5, 14.0)
     assert [found.of(count) for count in (1, 2, 5, 9)] == [10, 11, 14, 18]
+    found.note(2, 500.0)  # interrupted: it does not count against what larger ones take
+    assert [found.of(count) for count in (1, 2, 5)] == [10, 14, 14]
     from_zero = Curve(from_zero=True)
     assert not from_zero.is_known
     from_zero.note(4, 2.0)
