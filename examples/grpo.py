@@ -6,10 +6,10 @@
 Each step takes 24 groups of 8 episodes, and takes one gradient step on
     - w_t * r_t * A,   r_t = exp(now_t - before_t),   w_t = min(exp(before_t - sampled_t), 2)
 where `before` is the trainer's own logprob before the step (so r is 1, and stands for its gradient) and `sampled` the
-recorded one, so w (TIS) makes up for a sampler that is a version behind. A is the reward above a baseline (`trees_of`).
-What the episodes of a group have in common goes through the model once. The rate rises for 10 steps and then falls to 0 in
-a line. The new weights go into the engine between two of its steps. Evaluation is on other tasks, at the same temperature,
-apart from all counts.
+recorded one, so w (TIS) makes up for a sampler that is a version behind. A is the reward above a baseline (`trees_of`;
+GRPO's own with `--group-mean`). What the episodes of some groups have in common goes through the model once. The rate rises
+for 10 steps and then falls to 0 in a line. The new weights go into the engine between two of its steps. Evaluation is on
+other tasks, at the same temperature, apart from all counts.
 
 A run is a folder in that of `-o`: all trajectories, `steps.jsonl`, a checkpoint. Beside it `table.md` and `curves.svg` of
 all runs that are there.
@@ -54,7 +54,7 @@ RATE, BETAS, WARMUP_STEPS, CAP, MAX_NORM = 1.5e-4, (0.9, 0.99), 10, 2.0, 1.0
 SAVE_EVERY = 5
 """Steps."""
 TREE_ROWS = 4 * GROUP_SIZE
-"""Few large trees: a model's many small operations would wait for the interpreter, which the engine uses too."""
+"""Few large trees: a model's many small operations wait for the interpreter, which the engine uses too."""
 PARTS = ("waiting", "training", "transfer", "evaluation")
 """Of the seconds of a step. Sampling goes on during the others, so waiting is what was not done yet."""
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
