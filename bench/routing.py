@@ -78,10 +78,11 @@ class Server:
 
     def begin(self, now: float, turn: Turn, prompt: int) -> tuple[float, int]:
         """When the turn's prompt is computed, and how much of it was held."""
-        cached = min(max(self._get(turn.key), min(self._get(turn.group), prompt)), turn.tokens)
+        shared = self._get(turn.group)
+        cached = min(shared + self._get(turn.key), turn.tokens) if shared else 0
         self.free_at = max(self.free_at, now) + (turn.tokens - cached) / self.rates.prefill
+        self._hold(turn.key, turn.tokens + turn.sampled - prompt)
         self._hold(turn.group, prompt)
-        self._hold(turn.key, turn.tokens + turn.sampled)
         return self.free_at, cached
 
     def _get(self, key: str) -> int:
@@ -203,7 +204,7 @@ def episodes_an_hour(traffic: Traffic, rule: Rule, rates: Sequence[Rates], seed:
 
     for _ in range(traffic.alive):
         start(0.0)
-    first, last = traffic.alive // 2, traffic.alive * 3 // 2
+    first, last = traffic.alive, traffic.alive * 4
     while len(ends) <= last:
         now, _, running = heapq.heappop(events)
         following = next(running, None)

@@ -33,7 +33,6 @@ from agentrt.rollout.run import run as roll_out
 from agentrt.rollout.setup import Setup
 from agentrt.rollout.sink import RunFolder
 from agentrt.sandbox.probe import shared
-from agentrt.sandbox.sandbox import require
 
 if TYPE_CHECKING:
     from agentrt.engine.service import EngineService
@@ -96,7 +95,7 @@ def _here(spec: RunSpec, environment: Environment) -> Iterator[_Work]:
     tokenizer = Tokenizer.load(model_folder)
     renderer = renderer_for(model_folder, tokenizer)
     with engine_for(model_folder, tokenizer, spec.model, spec.engine) as engine:
-        if environment.tools:
+        if environment.programs:
             _probe_sandbox(environment, spec)
         setup = Setup(environment=environment, engine=engine, renderer=renderer, spec=spec)
 
@@ -180,10 +179,9 @@ def load_engine(model_folder: Path, tokenizer: Tokenizer, model: str, spec: Engi
 
 
 def _probe_sandbox(environment: Environment, spec: RunSpec) -> None:
-    """Find the level of isolation now, as it blocks, say which it is, and refuse tools that need a higher one."""
+    """Find the level of isolation now, as it blocks, say which it is, and refuse programs that need a higher one."""
     isolation = shared().isolation
-    for tool in environment.tools:
-        require(tool.terms, isolation, allow_weak=spec.sandbox.allow_weak)
+    environment.require(isolation, allow_weak=spec.sandbox.allow_weak)
     say(f"tools run isolated at {isolation.line}")
 
 

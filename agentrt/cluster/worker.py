@@ -15,7 +15,6 @@ from agentrt.rollout.resume import GroupPlan
 from agentrt.rollout.setup import Setup
 from agentrt.rollout.sink import Held
 from agentrt.sandbox.probe import shared
-from agentrt.sandbox.sandbox import require
 
 
 class Worker:
@@ -23,8 +22,8 @@ class Worker:
 
     def __init__(self, spec: RunSpec, urls: Sequence[str], api_key: str) -> None:
         environment = registry.load(spec.environment, **spec.environment_args)
-        for tool in environment.tools:
-            require(tool.terms, shared().isolation, allow_weak=spec.sandbox.allow_weak)
+        if environment.programs:
+            environment.require(shared().isolation, allow_weak=spec.sandbox.allow_weak)
         folder = find_model(spec.model)
         tokenizer = Tokenizer.load(folder)
         self._engine = RemoteEngine(urls, tokenizer, api_key=api_key)

@@ -13,6 +13,8 @@ from agentrt.core.tokens import Tokens
 from agentrt.env.chat.message import Message, ToolCall, Turn
 from agentrt.env.task import Task
 from agentrt.env.tool import Tool
+from agentrt.sandbox.level import Isolation
+from agentrt.sandbox.sandbox import require
 
 
 class Agent(Protocol):
@@ -114,6 +116,16 @@ class Environment:
 
     tools: ClassVar[Sequence[Tool]] = ()
     splits: ClassVar[Sequence[str]] = ("train", "eval")
+
+    @property
+    def programs(self) -> Sequence[Tool]:
+        """All that its episodes start in a sandbox."""
+        return self.tools
+
+    def require(self, isolation: Isolation, *, allow_weak: bool) -> None:
+        """Raise `UsageError`, before a run starts, if a program needs more isolation than is in force."""
+        for program in self.programs:
+            require(program.terms, isolation, allow_weak=allow_weak)
 
     def tasks(self, split: str) -> AsyncIterator[Task]:
         """The tasks of a split, always the same ones in the same order; it may be endless."""

@@ -86,7 +86,7 @@ class Sandbox:
         """
         require(terms, self.isolation, allow_weak=self._allow_weak)
         if outside is not None:
-            _require_port(terms, self.isolation)
+            require_address(terms, self.isolation)
         limits = terms.limits
         if terms.protocol == "mcp":
             request = {"name": terms.method, "arguments": request}
@@ -177,7 +177,8 @@ def require(terms: Terms, isolation: Isolation, *, allow_weak: bool) -> None:
     )
 
 
-def _require_port(terms: Terms, isolation: Isolation) -> None:
+def require_address(terms: Terms, isolation: Isolation) -> None:
+    """Raise `UsageError` if a program cannot be given the one address outside."""
     if terms.protocol != "oneshot":
         raise UsageError(
             f"only a oneshot tool can be given an address outside, and this one's protocol is {terms.protocol}"

@@ -33,8 +33,10 @@ from agentrt.env.task import Task
 from agentrt.env.tool import Tool
 from agentrt.rollout.calls import INFRA, OK
 from agentrt.rollout.episode import Episode
+from agentrt.sandbox.level import Isolation
 from agentrt.sandbox.relay import Address
 from agentrt.sandbox.result import ToolResult
+from agentrt.sandbox.sandbox import require_address
 from agentrt.sandbox.terms import Terms, ToolLimits
 from agentrt.serve.app import BODY_BYTES, Reward, Served, application
 from agentrt.serve.conversation import Conversation
@@ -80,6 +82,16 @@ class ProgramEnvironment(Environment):
     gives_reward: ClassVar[bool] = False
     """Whether the program may post `{"reward": 1.0}` to AGENTRT_REWARD_URL, with its key; the last one counts. Not for
     programs that run what the model writes: it could give itself one."""
+
+    @property
+    def programs(self) -> Sequence[Tool]:
+        """See `Environment.programs`."""
+        return (*self.tools, self.program)
+
+    def require(self, isolation: Isolation, *, allow_weak: bool) -> None:
+        """See `Environment.require`: the program needs a network of its own, which only L3 has."""
+        super().require(isolation, allow_weak=allow_weak)
+        require_address(self.program.terms, isolation)
 
     async def rollout(self, task: Task, agent: Agent) -> None:
         """Run the program until it ends, or until a limit leaves no room for what it asks."""

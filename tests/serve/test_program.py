@@ -10,11 +10,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentrt import Environment, Task, reward
+from agentrt.core.errors import UsageError
 from agentrt.core.records import EpisodeRecord, StopReason
 from agentrt.core.spec import Limits, SamplingParams
 from agentrt.env.chat.message import Message
 from agentrt.env.environment import Episode
 from agentrt.rollout.play import run_episode
+from agentrt.sandbox.level import Isolation, Level
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.terms import Terms
 from agentrt.serve.program import ProgramEnvironment
@@ -189,3 +191,14 @@ async def test_keys_open_one_episode_only() -> None:
     for _ in range(2):
         assert (await play(stranger))[0].status == "ok"
     assert keys[0] != keys[1]
+
+
+def test_a_run_is_refused_at_its_start_where_no_address_can_be_given() -> None:
+    def at(level: Level) -> Isolation:
+        return Isolation(level=level, layers={}, limits={}, reasons=("L3: no namespaces",), fixes=("allow namespaces",))
+
+    environment = Echo()
+    assert [program.name for program in environment.programs] == ["agent"]
+    environment.require(at(Level.L3), allow_weak=False)
+    with pytest.raises(UsageError, match=r"needs isolation L3, and this machine gives L2 \(L3: no names.*; allow names"):
+        environment.require(at(Level.L2), allow_weak=True)
