@@ -22,7 +22,7 @@ from itertools import count
 from statistics import median
 from typing import NamedTuple
 
-from agentrt.engine.remote.router import Belief, Rates, Request, choose
+from agentrt.engine.remote.router import Belief, Rates, Request, Who, choose
 
 RATES = Rates(prefill=8_000, decode=2_400, most_decode=60)
 OLDER = Rates(prefill=4_000, decode=1_200, most_decode=30)
@@ -58,14 +58,10 @@ class Turn(NamedTuple):
     """One request as the routers see it."""
 
     episode: int
-    group: str
+    who: Who
     tokens: int
-    sampled: int
-
-    @property
-    def key(self) -> str:
-        """Of its conversation."""
-        return f"episode {self.episode}"
+    expected: int
+    """Ids that it will sample, as far as anybody knows: the mean."""
 
 
 class Server:
@@ -76,13 +72,13 @@ class Server:
         self._held: OrderedDict[str, int] = OrderedDict()
         self._used, self._room = 0, room
 
-    def begin(self, now: float, turn: Turn, prompt: int) -> tuple[float, int]:
-        """When the turn's prompt is computed, and how much of it was held."""
-        shared = self._get(turn.group)
-        cached = min(shared + self._get(turn.key), turn.tokens) if shared else 0
+    def begin(self, now: float, turn: Turn, sampled: int) -> tuple[float, int]:
+        """When the turn's prompt is computed, and how much of it was held: a group's prompt is there once."""
+        who, shared = turn.who, self._get(turn.who.group)
+        cached = min(shared + self._get(who.key), turn.tokens) if shared else 0
         self.free_at = max(self.free_at, now) + (turn.tokens - cached) / self.rates.prefill
-        self._hold(turn.key, turn.tokens + turn.sampled - prompt)
-        self._hold(turn.group, prompt)
+        self._hold(who.key, turn.tokens + sampled - who.prompt)
+        self._hold(who.group, who.prompt)
         return self.free_at, cached
 
     def _get(self, key: str) -> int:
@@ -101,32 +97,37 @@ class Server:
 class Router:
     """What a rule knows: its own requests, and what the replies said."""
 
-    def __init__(self, rule: "Rule", rates: Sequence[Rates]) -> None:
+    def __init__(self, rule: "Rule", rates: Sequence[Rates], room: int) -> None:
         self._rule = rule
-        self.beliefs = [Belief(rates=one) for one in rates]
+        self.beliefs = [Belief(rates=one, room=room) for one in rates]
         self.where: dict[int, int] = {}
         """Where each conversation was last."""
         self.turns, self.now = 0, 0.0
 
-    def place(self, turn: Turn, now: float) -> int:
-        self.turns, self.now = self.turns + 1, now
+    def place(self, turn: Turn, now: float) -> int | None:
+        """The server of a turn; None: it waits."""
+        self.now = now
         at = self._rule(self, turn)
-        self.leave(turn.episode)
+        if at is None:
+            return None
+        before, self.turns = self.where.get(turn.episode, at), self.turns + 1
+        if before != at:
+            self.beliefs[before].leave(turn.who.key)
         self.where[turn.episode] = at
-        self.beliefs[at].conversations += 1
         return at
 
-    def leave(self, episode: int) -> None:
-        """A conversation goes on elsewhere, or has ended."""
-        if episode in self.where:
-            self.beliefs[self.where.pop(episode)].conversations -= 1
+    def end(self, turn: Turn) -> None:
+        """A conversation has ended."""
+        self.beliefs[self.where.pop(turn.episode)].leave(turn.who.key)
+        for belief in self.beliefs:
+            belief.forget(turn.who.key)
 
     def held(self, server: int, turn: Turn) -> int:
-        belief = self.beliefs[server]
-        return max(belief.expect(turn.key, turn.tokens), belief.expect(turn.group, turn.tokens))
+        """Ids of a turn that are believed to be there."""
+        return self.beliefs[server].expect(turn.who, turn.tokens)
 
 
-Rule = Callable[[Router, Turn], int]
+Rule = Callable[[Router, Turn], int | None]
 
 
 def round_robin(router: Router, turn: Turn) -> int:
@@ -152,16 +153,14 @@ def threshold(router: Router, turn: Turn) -> int:
     return best if not is_imbalanced and router.held(best, turn) > 0.5 * turn.tokens else least_load(router, turn)
 
 
-def ours(router: Router, turn: Turn) -> int:
-    keys = (turn.key, turn.group)
+def ours(router: Router, turn: Turn) -> int | None:
     candidates = [
-        belief.candidate(str(server), keys, turn.tokens, router.now) for server, belief in enumerate(router.beliefs)
+        belief.candidate(str(server), turn.who, turn.tokens, router.now) for server, belief in enumerate(router.beliefs)
     ]
     sticky = router.where.get(turn.episode)
-    request = Request(turn.tokens, turn.sampled, growth=turn.sampled, tie=turn.episode)
+    request = Request(turn.tokens, turn.expected, growth=turn.expected, tie=turn.episode)
     name = choose(request, candidates, sticky=None if sticky is None else str(sticky))
-    assert name is not None
-    return int(name)
+    return None if name is None else int(name)
 
 
 RULES: dict[str, Rule] = {
@@ -170,49 +169,66 @@ RULES: dict[str, Rule] = {
 
 
 def episodes_an_hour(traffic: Traffic, rule: Rule, rates: Sequence[Rates], seed: int) -> float:
-    """Episodes an hour of simulated time, once the first ones have ended; others take the place of those that end."""
-    order, numbers = count(), count()
+    """Episodes an hour of simulated time, once as many as are alive have ended; others take the place of those that end.
+
+    Turns that a rule has wait are asked about again after each event, those of the oldest episode first.
+    """
+    order, numbers, now = count(), count(), 0.0
     servers = [Server(traffic.room, one) for one in rates]
-    router = Router(rule, rates)
-    events: list[tuple[float, int, Iterator[float]]] = []
+    router = Router(rule, rates, traffic.room)
+    events: list[tuple[float, int, int, Iterator[float | None]]] = []
+    waiting: list[tuple[int, Iterator[float | None]]] = []
     ends: list[float] = []
 
-    def episode(number: int) -> Iterator[float]:
-        """Yields the time of what comes next. Its own draws, so that every rule has the same episodes."""
+    def episode(number: int) -> Iterator[float | None]:
+        """Yields the time of what comes next; None: it waits. Its own draws, so that every rule has the same episodes."""
         draw, tokens = random.Random(f"{seed} {number}"), traffic.prompt
+        who = Who(f"episode {number}", f"group {number // traffic.group}", traffic.prompt)
         for _ in range(max(1, round(draw.expovariate(1 / traffic.turns)))):
             sampled = max(1, round(draw.expovariate(1 / traffic.sampled)))
-            turn = Turn(number, f"group {number // traffic.group}", tokens, sampled)
-            at = router.place(turn, now)
+            turn = Turn(number, who, tokens, traffic.sampled)
+            while (at := router.place(turn, now)) is None:
+                yield None
             server, belief = servers[at], router.beliefs[at]
-            expected = router.held(at, turn)
-            belief.begin(turn.tokens - expected, now, shared=(turn.group, traffic.prompt))
-            computed, cached = server.begin(now, turn, traffic.prompt)
+            visit = belief.begin(who, tokens, now)
+            computed, cached = server.begin(now, turn, sampled)
             yield computed
-            belief.began(turn.tokens - expected)
+            belief.began(visit)
             server.running += 1
             yield now + server.rates.decode_seconds(sampled, server.running - 1)
             server.running -= 1
             tokens += sampled
-            belief.end(turn.key, expected, cached, tokens)
+            belief.end(visit, cached, tokens, now)
             yield now + draw.expovariate(1 / traffic.tool_seconds)
             tokens += round(draw.expovariate(1 / traffic.observed))
-        router.leave(number)
+        router.end(turn)
+
+    def go_on(number: int, running: Iterator[float | None]) -> bool:
+        """Until its next event. Whether something changed: False if it waits."""
+        try:
+            following = next(running)
+        except StopIteration:
+            ends.append(now)
+            start(now)
+            return True
+        if following is None:
+            heapq.heappush(waiting, (number, running))
+            return False
+        heapq.heappush(events, (following, next(order), number, running))
+        return True
 
     def start(at: float) -> None:
-        heapq.heappush(events, (at, next(order), episode(next(numbers))))
+        number = next(numbers)
+        heapq.heappush(events, (at, next(order), number, episode(number)))
 
     for _ in range(traffic.alive):
         start(0.0)
     first, last = traffic.alive, traffic.alive * 4
     while len(ends) <= last:
-        now, _, running = heapq.heappop(events)
-        following = next(running, None)
-        if following is None:
-            ends.append(now)
-            start(now)
-        else:
-            heapq.heappush(events, (following, next(order), running))
+        now, _, number, running = heapq.heappop(events)
+        go_on(number, running)
+        while waiting and go_on(*heapq.heappop(waiting)):
+            pass
     return 3600 * (last - first) / (ends[last] - ends[first])
 
 

@@ -107,6 +107,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     logprobs_of: Literal["sampled_distribution", "temperature_only", "raw"] = "sampled_distribution"
     quantized: tuple[str, ...] = ()
     """What it rounds to 8 bits, of `weights` and `kv`; what a server rounds is not known."""
+    kv_tokens: int = 0
+    """Ids whose KV it can hold at once; 0: it is not known."""
 
 
 class EngineStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -53,7 +53,7 @@ def _service(
     core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of, drafter=drafter)
     info = EngineInfo(
         model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length,
-        quantized=decoder.precision.rounded,
+        quantized=decoder.precision.rounded, kv_tokens=spec.kv_tokens,
     )  # fmt: skip
     return EngineService(core, info)
 

@@ -200,5 +200,7 @@ def test_a_run_is_refused_at_its_start_where_no_address_can_be_given() -> None:
     environment = Echo()
     assert [program.name for program in environment.programs] == ["agent"]
     environment.require(at(Level.L3), allow_weak=False)
-    with pytest.raises(UsageError, match=r"needs isolation L3, and this machine gives L2 \(L3: no names.*; allow names"):
+    with pytest.raises(
+        UsageError, match=r"needs isolation L3, and this machine gives L2 \(L3: no names.*; allow names"
+    ):
         environment.require(at(Level.L2), allow_weak=True)

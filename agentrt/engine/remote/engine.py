@@ -33,7 +33,8 @@ from agentrt.core.protocol import (
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Floats, Ids, Tokens
-from agentrt.engine.remote.router import Request, choose
+from agentrt.engine.remote.line import Line
+from agentrt.engine.remote.router import Request, Who, choose, is_at_home
 from agentrt.engine.remote.server import CONNECT_SECONDS, Server, ServerLost
 from agentrt.engine.remote.wire import Asked, Piece, needs_law
 from agentrt.engine.request import Bounds, check_request
@@ -72,6 +73,7 @@ class RemoteEngine:
         )
         self.servers = [Server(url, self._http) for url in urls]
         self.tokenizer, self.oldest_version = tokenizer, 0
+        self.line, self.num_opened = Line(), 0
         self.num_sessions = self.num_sampled = self.num_prefilled = self.num_reused = 0
         self._info = info
         self.lines: list[str] = []
@@ -108,7 +110,7 @@ class RemoteEngine:
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(
             version=max((server.version for server in self.servers), default=0),
-            running=sum(server.belief.running for server in self.servers), sessions=self.num_sessions,
+            running=sum(server.belief.running for server in self.servers), waiting=len(self.line), sessions=self.num_sessions,
             tokens_sampled=self.num_sampled, tokens_prefilled=self.num_prefilled, tokens_reused=self.num_reused,
         )  # fmt: skip
 
@@ -119,18 +121,31 @@ class RemoteEngine:
             "`oldest_version` of this engine the new number then"
         )
 
-    async def place(self, request: Request, keys: Sequence[str], sticky: str | None) -> Server:
-        """The server for a request; waits while all are lost. `EngineFailure` if none comes back, or none is new enough."""
+    async def place(self, request: Request, who: Who, age: int, sticky: str | None) -> Server:
+        """The server for a request. Waits for room, older conversations first, and while all are lost.
+
+        `EngineFailure` if none comes back, or none is new enough.
+        """
+        while True:
+            there = {server.url: server for server in await self._allowed(request)}
+            now = clock.now()
+            seen = {
+                url: server.belief.candidate(url, who, request.tokens, now, server.version)
+                for url, server in there.items()
+            }
+            name = choose(request, list(seen.values()), sticky=sticky)
+            if name is not None and (not self.line.is_behind(age) or is_at_home(request, seen[name], sticky)):
+                self.line.look()
+                return there[name]
+            await self.line.wait(age)
+
+    async def _allowed(self, request: Request) -> list[Server]:
+        """The servers that may serve a request: one or more, when they are there."""
         deadline = clock.now() + LOST_SECONDS
         while True:
-            there = {server.url: server for server in self.servers if not server.is_lost}
-            now = clock.now()
-            candidates = [
-                server.belief.candidate(url, keys, request.tokens, now, server.version) for url, server in there.items()
-            ]
-            name = choose(request, candidates, sticky=sticky)
-            if name is not None:
-                return there[name]
+            there = [server for server in self.servers if not server.is_lost]
+            if able := [server for server in there if server.version >= request.oldest_version]:
+                return able
             if len(there) == len(self.servers):
                 versions = ", ".join(f"{server.url} has {server.version}" for server in self.servers)
                 raise EngineFailure(f"no server has weights of version {request.oldest_version} or newer: {versions}")
@@ -175,8 +190,11 @@ class RemoteSession:
         self._engine, self._seed, self._hints, self._tokens, self._turns = engine, seed, hints, tokens, turns
         self._forks = 0
         self._key = f"session {seed}"
+        self._prompt = 0
+        """Ids of its first prompt, which its group shares."""
+        self._age, engine.num_opened = engine.num_opened, engine.num_opened + 1
         self._server: Server | None = None
-        """Where its last turn was; it is counted there."""
+        """Where its last turn was, and it stays."""
 
     def __repr__(self) -> str:
         return f"<RemoteSession {len(self._tokens)} ids, {self._turns} turns, at {self._server!r}>"
@@ -213,6 +231,7 @@ class RemoteSession:
             )
         self._tokens.observe(observed_ids)
         turn = _Turn(self._tokens, params, max_tokens, self._engine, progress)
+        self._prompt = self._prompt or turn.context
         number, self._turns = self._turns, self._turns + 1
         turn_seed = seeds.derive(self._seed, "turn", number)
         started = clock.now()
@@ -223,24 +242,22 @@ class RemoteSession:
     async def _ask(self, turn: "_Turn", asked: Asked) -> None:
         """Have one server go on with a turn, as far as it comes."""
         engine, group = self._engine, self._hints.group
-        keys = [self._key, f"group {group}"] if group else [self._key]
+        who = Who(self._key, f"group {group}", self._prompt) if group else Who(self._key)
+        expected = min(EXPECTED_TOKENS, asked.max_tokens)
         request = Request(
-            len(asked.token_ids), min(EXPECTED_TOKENS, asked.max_tokens), oldest_version=engine.oldest_version,
+            len(asked.token_ids), expected, growth=expected, oldest_version=engine.oldest_version,
             tie=self._seed % 1_000_003,
         )  # fmt: skip
-        server = await engine.place(request, keys, self._server.url if self._server is not None else None)
+        server = await engine.place(request, who, self._age, self._server.url if self._server is not None else None)
         self._move(server)
-        expected = max(server.belief.expect(key, request.tokens) for key in keys)
-        missing = request.tokens - expected
-        prompt = (keys[-1], turn.context) if asked.turn == 0 and group else None
-        server.belief.begin(missing, clock.now(), shared=prompt)  # its siblings share the prompt
+        visit = server.belief.begin(who, request.tokens, clock.now())
         first, cached = True, None
 
         def take(piece: Piece) -> None:
             nonlocal first, cached
             if first:
                 first = False
-                server.belief.began(missing)
+                server.belief.began(visit)
             cached = piece.cached_tokens if piece.cached_tokens is not None else cached
             turn.take(piece, server)
 
@@ -250,16 +267,15 @@ class RemoteSession:
             engine.lose(server, lost)
         finally:
             if first:
-                server.belief.began(missing)
-            server.belief.end(keys[0], expected, cached, len(self._tokens))
+                server.belief.began(visit)
+            server.belief.end(visit, cached, len(self._tokens), clock.now())
+            engine.line.look()
         turn.note_cached(cached)
 
     def _move(self, server: Server | None) -> None:
         """It is there from now on, or nowhere."""
-        if self._server is not None:
-            self._server.belief.conversations -= 1
-        if server is not None:
-            server.belief.conversations += 1
+        if self._server is not None and self._server is not server:
+            self._server.belief.leave(self._key)
         self._server = server
 
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
@@ -280,14 +296,12 @@ class RemoteSession:
     def fork(self) -> "RemoteSession":
         seed = seeds.derive(self._seed, "fork", self._forks)
         child = RemoteSession(self._engine, seed, self._hints, self._tokens.copy(), 0)
-        child._server = self._server
+        child._server, child._prompt = self._server, self._prompt
         self._forks += 1
         return child
 
     def __enter__(self) -> Self:
         self._engine.num_sessions += 1
-        if self._server is not None:
-            self._server.belief.conversations += 1
         return self
 
     def __exit__(
@@ -297,6 +311,7 @@ class RemoteSession:
         self._move(None)
         for server in self._engine.servers:
             server.belief.forget(self._key)
+        self._engine.line.look()
 
 
 class _Turn:

@@ -2,14 +2,15 @@
 
 The cost of server w for a request of n ids of which it is believed to hold h is in seconds, those of others included:
 
-    J = W + (1 + D) · (T(n - h) + λ · (n - h + g)) + x + E[decode] / rate(b + 1) + S
+    J = W + (1 + D) · (T(n - h) + T(p)) + x + E[decode] / rate(b + 1) + S
 
-W: the prompts queued there; T: computing what is not held; D: how many requests wait longer for that, which are those that
-come before the server is idle again; λ: pushing out an id of others, 0 while there is room; x: restoring what lies in host
+W: the prompts queued there; T: computing what is not held, and p, what is pushed out of conversations that come back; D: how
+many requests wait longer for that, which are those that come before the server is idle again; x: restoring what lies in host
 memory; then the turn itself beside b others, and S: how much it slows them down. Without D a request looks after itself
 alone: it leaves a queue for an idle server, makes that one compute the whole conversation again, and all are worse off.
 
-A conversation stays where it is unless another server is cheaper by `HYSTERESIS` of the cost of staying.
+A conversation stays where it is unless another server is cheaper by `HYSTERESIS` of the cost of staying. One whose KV has
+room nowhere waits: servers that hold a little less than all conversations need push out each time what comes back next.
 """
 
 import math
@@ -28,8 +29,12 @@ NEVER_IDLE = 1e-3
 """A server is believed to compute prompts for all but this part of the time, at most."""
 MOST_HELD = 100_000
 """Conversations and prompts that are believed to be held by one server; of more, those used longest ago are forgotten."""
-NEEDED_AGAIN = 0.5
-"""Of the ids that are pushed out of a full server: the part that is computed again."""
+FILLED = 0.8
+"""The part of a server's room that is given to conversations: the rest is for what they add, and for what ended ones left."""
+AWAY_SECONDS = 60.0
+"""For so long a conversation is believed to come back, and its room is kept."""
+MOST = 0.5
+"""A conversation of which more is missing, or was when it was asked for, was pushed out. Less is a matter of whole blocks."""
 
 
 class Rates(NamedTuple):
@@ -67,14 +72,14 @@ class Candidate(NamedTuple):
     """Until there is room for KV."""
     restore_seconds: float = 0.0
     """For what lies in its host memory."""
-    eviction: float = 0.0
-    """λ, seconds an id."""
+    room: float = math.inf
+    """Ids that the conversation may have there before it pushes out those of others that come back."""
     arrivals: float = 0.0
     """Requests a second that come there."""
     busy: float = 0.0
     """The part of the time that it computes prompts."""
     conversations: int = 0
-    """That are there, and come back."""
+    """Others that are there, and come back."""
     version: int = 0
     is_open: bool = True
     """False while it is paused, drained, or lacks the adapter."""
@@ -98,7 +103,7 @@ def cost(request: Request, server: Candidate) -> float:
     """J: seconds, lost time of others included."""
     rates, missing = server.rates, request.tokens - server.held
     wait, own = server.queued / rates.prefill + server.room_seconds, missing / rates.prefill
-    work = own + server.eviction * (missing + request.growth)
+    work = own + pushed_out(request, server) / rates.prefill
     turn = rates.decode_seconds(request.expected, server.running)
     slowed = rates.slowed_seconds(request.expected, server.running)
     return wait + (1 + delayed(server, wait + own)) * work + server.restore_seconds + turn + slowed
@@ -109,9 +114,31 @@ def delayed(server: Candidate, queue_seconds: float) -> float:
     return min(server.conversations, server.arrivals * queue_seconds / max(1 - server.busy, NEVER_IDLE))
 
 
+def pushed_out(request: Request, server: Candidate) -> float:
+    """p: ids of others that come back."""
+    needed = request.tokens + request.growth
+    return min(needed, max(needed - server.room, 0.0))
+
+
+def allowed(request: Request, servers: Sequence[Candidate]) -> list[Candidate]:
+    """Those that may serve a request."""
+    return [server for server in servers if server.is_open and server.version >= request.oldest_version]
+
+
+def is_at_home(request: Request, server: Candidate, sticky: str | None) -> bool:
+    """Whether the conversation was there and its KV still is: to go on takes no room of others that it has not got."""
+    return server.name == sticky and server.held >= MOST * request.tokens
+
+
+def has_room(request: Request, server: Candidate, sticky: str | None) -> bool:
+    """Whether a request may go there now. A server with no other conversation takes any."""
+    is_free = not server.conversations or not pushed_out(request, server)
+    return is_free or is_at_home(request, server, sticky)
+
+
 def choose(request: Request, servers: Sequence[Candidate], *, sticky: str | None = None) -> str | None:
-    """The server for a request, or None if none may serve it. `sticky`: where its conversation was."""
-    able = [server for server in servers if server.is_open and server.version >= request.oldest_version]
+    """The server for a request, or None if none may serve it or it has to wait for room. `sticky`: where it was."""
+    able = [server for server in allowed(request, servers) if has_room(request, server, sticky)]
     if not able:
         return None
     costs = {server.name: cost(request, server) for server in able}
@@ -157,79 +184,123 @@ class Rate:
         return self.value * math.exp((self.at - now) / RATE_SECONDS)
 
 
+class Who(NamedTuple):
+    """Whose request it is: a conversation, the group whose first `prompt` ids it shares, if it has one."""
+
+    key: str
+    group: str = ""
+    prompt: int = 0
+
+
+class Visit(NamedTuple):
+    """One request that was sent to a server."""
+
+    who: Who
+    expected: int
+    """Ids of it that the server was believed to hold."""
+    missing: int
+
+
+class Stay(NamedTuple):
+    """A conversation that is at a server."""
+
+    group: str
+    own: int
+    """Ids beyond what it shares."""
+    until: float
+    """It is believed to come back until then."""
+
+
 @dataclass(slots=True)
 class Belief:
-    """What the router believes of one server: its load, and how much it holds of each conversation and group prompt."""
+    """What the router believes of one server: its load, and how much it holds of each conversation and group prompt.
+
+    The server is believed to push out what was used longest ago, once there is more than its `room`.
+    """
 
     rates: Rates = USUAL
     held: dict[str, int] = field(default_factory=dict)
+    """Ids of prompts, and of conversations beyond them; what was used last comes last."""
+    used: int = 0
+    room: float = math.inf
+    """Ids that it can hold, if it says so."""
     queued: float = 0.0
     running: int = 0
-    conversations: int = 0
-    """Whose last turn was there; who opens and closes them counts them."""
-    is_full: bool = False
-    """Something that it was believed to hold had been pushed out, the last time it was asked."""
+    stays: dict[str, Stay] = field(default_factory=dict)
     arrivals: Rate = field(default_factory=Rate)
     work: Rate = field(default_factory=Rate)
     """Seconds of computing prompts that were sent there."""
 
-    def candidate(self, name: str, keys: Sequence[str], tokens: int, now: float, version: int = 0) -> Candidate:
-        """The server as a request sees it that may share what is held under any of `keys`."""
+    def candidate(self, name: str, who: Who, tokens: int, now: float, version: int = 0) -> Candidate:
+        """The server as a request of `who` sees it."""
+        others = [stay for key, stay in self.stays.items() if key != who.key and stay.until > now]
+        groups = {stay.group for stay in others}
+        needed = sum(stay.own for stay in others) + sum(
+            self.held.get(group, 0) for group in groups if group != who.group
+        )
         return Candidate(
-            name, max(self.expect(key, tokens) for key in keys), queued=self.queued, running=self.running,
-            eviction=NEEDED_AGAIN / self.rates.prefill if self.is_full else 0.0, arrivals=self.arrivals.seen(now),
-            busy=self.work.seen(now), conversations=self.conversations, version=version, rates=self.rates,
+            name, self.expect(who, tokens), queued=self.queued, running=self.running, room=FILLED * self.room - needed,
+            arrivals=self.arrivals.seen(now), busy=self.work.seen(now), conversations=len(others), version=version,
+            rates=self.rates,
         )  # fmt: skip
 
-    def expect(self, key: str, tokens: int) -> int:
-        """Ids of a prompt of `tokens` that it holds, as far as is known."""
-        return min(self.held.get(key, 0), tokens)
+    def expect(self, who: Who, tokens: int) -> int:
+        """Ids of a prompt of `tokens` that it holds, as far as is known. Without its beginning the rest is of no use."""
+        shared = min(self.held.get(who.group, 0), who.prompt)
+        return min(shared + self.held.get(who.key, 0), tokens) if shared == who.prompt else shared
 
-    def begin(self, missing: int, now: float, shared: tuple[str, int] | None = None) -> None:
-        """A request with so many ids to compute was sent there.
-
-        `shared` is the beginning that others have too: who is queued behind this request will find it computed.
-        """
-        self.queued += missing
+    def begin(self, who: Who, tokens: int, now: float) -> Visit:
+        """A request was sent there: who is queued behind it will find its prompt computed."""
+        expected = self.expect(who, tokens)
+        visit = Visit(who, expected, tokens - expected)
+        self.queued += visit.missing
         self.running += 1
         self.arrivals.add(1, now)
-        self.work.add(missing / self.rates.prefill, now)
-        if shared is not None:
-            self.hold(*shared)
+        self.work.add(visit.missing / self.rates.prefill, now)
+        self._hold(who, tokens)
+        self.stays[who.key] = Stay(who.group, tokens - who.prompt, math.inf)
+        return visit
 
-    def began(self, missing: int) -> None:
+    def began(self, visit: Visit) -> None:
         """Its first id came, so its prompt waits no more."""
-        self.queued = max(self.queued - missing, 0.0)
+        self.queued = max(self.queued - visit.missing, 0.0)
 
-    def end(self, key: str, expected: int, cached: int | None, tokens: int) -> None:
-        """The turn of a conversation ended, which has `tokens` ids now.
+    def end(self, visit: Visit, cached: int | None, tokens: int, now: float) -> None:
+        """The turn ended; its conversation has `tokens` ids now, and may come back.
 
-        If less than `expected` was cached, it had been pushed out, and with it all that was used longer ago.
+        If most of what was expected was not cached, it had been pushed out, and with it all that was used longer ago.
         """
         self.running -= 1
-        if cached is not None:
-            self.is_full = cached < expected
-            if self.is_full and key in self.held:
-                self._forget_before(key)
-        self.hold(key, tokens)
+        if cached is not None and cached < MOST * visit.expected:
+            self._forget_before(visit.who.key)
+        self._hold(visit.who, tokens)
+        self.stays[visit.who.key] = Stay(visit.who.group, tokens - visit.who.prompt, now + AWAY_SECONDS)
 
-    def hold(self, key: str, tokens: int) -> None:
-        """It holds `tokens` ids of this; what was used last is the last of `held`."""
-        self.held.pop(key, None)
-        self.held[key] = tokens
-        if len(self.held) > MOST_HELD:
-            del self.held[next(iter(self.held))]
+    def leave(self, key: str) -> None:
+        """The conversation goes on elsewhere, or has ended; what it left is pushed out in its turn."""
+        self.stays.pop(key, None)
 
     def forget(self, key: str) -> None:
         """Nobody will ask for this any more."""
-        self.held.pop(key, None)
+        self.used -= self.held.pop(key, 0)
 
     def flush(self) -> None:
         """It holds nothing: it was restarted, flushed, or has new weights."""
         self.held.clear()
+        self.used = 0
+
+    def _hold(self, who: Who, tokens: int) -> None:
+        """It holds so much of a conversation, and the prompt that comes before it, which is pushed out after it."""
+        shared = max(who.prompt, self.held.get(who.group, 0))
+        for name, count in ((who.key, tokens - who.prompt), (who.group, shared)):
+            self.used += count - self.held.pop(name, 0)
+            if count:
+                self.held[name] = count
+        while len(self.held) > MOST_HELD or (self.used > self.room and len(self.held) > 1):
+            self.forget(next(iter(self.held)))
 
     def _forget_before(self, key: str) -> None:
         for older in list(self.held):
             if older == key:
                 return
-            del self.held[older]
+            self.forget(older)

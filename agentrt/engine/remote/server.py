@@ -1,5 +1,7 @@
 """`Server`: one server as its client knows it: what it can do, whether it is there, which weights it has."""
 
+import math
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any, Literal
@@ -37,15 +39,18 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     says_cached: bool
     model_hash: str = ""
     """Empty if it does not say."""
+    room: float = math.inf
+    """Ids whose KV it can hold, if it says so."""
     updates: tuple[str, ...] = ()
     """Calls that it has for new weights."""
 
     def line(self, url: str) -> str:
         """For people."""
+        room = f"room for {self.room:.0f} ids" if math.isfinite(self.room) else "room not said"
         return (
             f"{url}: {self.kind}, {self.model}, context {self.context_length}, logprobs of {self.logprobs_of}, versions "
             f"{'by the server' if self.says_version else 'by this client'}, cached tokens "
-            f"{'reported' if self.says_cached else 'unknown'}, updates: {', '.join(self.updates) or 'none'}"
+            f"{'reported' if self.says_cached else 'unknown'}, {room}, updates: {', '.join(self.updates) or 'none'}"
         )
 
 
@@ -73,20 +78,24 @@ class Server:
         self.dialect = SGLang() if kind == "sglang" else OpenAI(name, is_ours=kind == "agentrt")
         own = model.get("agentrt") or {}
         says_version, context = kind == "agentrt", int(model.get("max_model_len") or 0)
+        metrics = await self._metrics()
+        room = own.get("kv_tokens") or _room_of_vllm(metrics)
         if kind == "sglang":
             info = await self._get("/get_model_info")
             version = to_version(info.get("weight_version"))
             says_version, context = version is not None, context or int(info.get("context_length") or 4096)
             self.version = version or 0
+            room = (await self._get("/get_server_info")).get("max_total_num_tokens")
         elif kind == "agentrt":
             self.version = int(own.get("version", 0))
         law, says_cached = await self._probe_law()
         self.capabilities = Capabilities(
             kind=kind, model=name, context_length=context or 4096, logprobs_of=own.get("logprobs_of", law),
             says_version=says_version, says_cached=says_cached,
-            model_hash=own.get("model_hash", ""), updates=UPDATES[kind],
+            model_hash=own.get("model_hash", ""), room=room or math.inf, updates=UPDATES[kind],
         )  # fmt: skip
-        self._started = await self._start_time()
+        self.belief.room = self.capabilities.room
+        self._started = _start_time(metrics)
         self.is_lost = False
 
     async def returns(self) -> bool:
@@ -153,12 +162,13 @@ class Server:
             return "sampled_distribution", says_cached
         return ("raw" if abs(found[0] - found[1]) < 1e-6 else "temperature_only"), says_cached
 
-    async def _start_time(self) -> float | None:
-        """When its process started, if its metrics say so: another one has the weights that it started with."""
-        reply = await self._http.get(self.url + "/metrics")
-        lines = reply.text.splitlines() if reply.status_code == 200 else []
-        found = [line.split()[-1] for line in lines if line.startswith("process_start_time_seconds")]
-        return float(found[0]) if found else None
+    async def _metrics(self) -> list[str]:
+        """Its metrics, in lines; none if it has none."""
+        try:
+            reply = await self._http.get(self.url + "/metrics")
+        except httpx.TransportError as error:
+            raise ServerLost(f"{self.url}: {type(error).__name__} {error}") from error
+        return reply.text.splitlines() if reply.status_code == 200 else []
 
     async def _get(self, path: str) -> dict[str, Any]:
         try:
@@ -181,6 +191,22 @@ UPDATES: dict[Kind, tuple[str, ...]] = {
     "agentrt": (), "vllm": ("pause", "resume", "reset_prefix_cache"),
     "sglang": ("pause_generation", "continue_generation", "update_weights_from_disk", "flush_cache"), "openai": (),
 }  # fmt: skip
+
+
+def _start_time(metrics: list[str]) -> float | None:
+    """When its process started, if its metrics say so: another one has the weights that it started with."""
+    found = [line.split()[-1] for line in metrics if line.startswith("process_start_time_seconds")]
+    return float(found[0]) if found else None
+
+
+def _room_of_vllm(metrics: list[str]) -> float | None:
+    """Ids that its blocks hold, over all its engines; None if its metrics do not say."""
+    found = 0
+    for line in metrics:
+        if line.startswith("vllm:cache_config_info"):
+            label = dict(re.findall(r'(\w+)="(\d+)"', line))
+            found += int(label.get("block_size", 0)) * int(label.get("num_gpu_blocks", 0))
+    return found or None
 
 
 async def _abandon(reply: httpx.Response, parts: AsyncIterator[bytes]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -12,7 +13,7 @@ from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, Usage
 from agentrt.core.spec import SamplingParams
 from agentrt.engine.remote import engine as remote
 from agentrt.engine.remote import server as remote_server
-from agentrt.engine.remote.engine import RemoteEngine
+from agentrt.engine.remote.engine import RemoteEngine, RemoteSession
 from agentrt.testing.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -45,12 +46,21 @@ class Fake:
             owner = {"sglang": "sglang", "vllm": "vllm"}.get(self.kind, "someone")
             model: Event = {"id": "m", "owned_by": owner, "max_model_len": 1000}
             return httpx.Response(
-                200, json={"data": [model | ({"agentrt": {"version": 0}} if self.kind == "agentrt" else {})]}
+                200,
+                json={
+                    "data": [model | ({"agentrt": {"version": 0, "kv_tokens": 640}} if self.kind == "agentrt" else {})]
+                },
             )
         if path == "/get_model_info":
             return httpx.Response(200, json={"weight_version": str(self.version), "model_path": "m"})
+        if path == "/get_server_info":
+            return httpx.Response(200, json={"max_total_num_tokens": 20_480, "max_req_input_len": 20_474})
         if path == "/metrics":
-            return httpx.Response(200, text=f"process_start_time_seconds {17 + self.version}\n")
+            config = (
+                'vllm:cache_config_info{block_size="128",engine="0",num_gpu_blocks="40",sliding_window="None"} 1.0\n'
+            )
+            started = f"process_start_time_seconds {17 + self.version}\n"
+            return httpx.Response(200, text=(config if self.kind == "vllm" else "") + started)
         body = json.loads(request.content)
         if self.busy:
             self.busy -= 1
@@ -136,7 +146,30 @@ async def test_ids_logprobs_versions_and_cached_tokens_as_the_server_says(kind: 
     assert (done.finish_reason, done.matched_stop, done.cached_tokens) == ("stop", 257, 3)
     assert session.tokens.token_ids.tolist() == [1, 2, 3, 4, *done.token_ids]
     assert kind in engine.lines[0]
+    assert engine.servers[0].belief.room == {"agentrt": 640, "vllm": 128 * 40, "sglang": 20_480}[kind]
     assert engine.num_sessions == 0
+
+
+async def test_a_conversation_waits_for_room_the_oldest_first() -> None:
+    """Room for 640 ids, 512 of them given away: of three conversations of 300, one is there at a time."""
+    server, ended = Fake("agentrt", lambda prompt: [1] * 4), []
+
+    async def play(engine: RemoteEngine, session: RemoteSession, begun: anyio.Event) -> None:
+        with session:
+            await session.sample([session.seed] * 300, PARAMS, max_tokens=4)
+            begun.set()
+            await anyio.sleep(0.02)
+            await session.sample([7], PARAMS, max_tokens=4)
+            ended.append((session.seed, engine.statistics().waiting))
+
+    async with over(server) as engine, anyio.create_task_group() as group:
+        sessions, begun = [engine.session(seed=seed) for seed in range(3)], anyio.Event()
+        group.start_soon(play, engine, sessions[1], begun)
+        await begun.wait()
+        group.start_soon(play, engine, sessions[2], begun)
+        group.start_soon(play, engine, sessions[0], begun)
+    assert ended == [(1, 2), (0, 1), (2, 0)]
+    assert [body["prompt"][0] for body in server.asked] == [1, 1, 0, 0, 2, 2]
 
 
 async def test_a_lost_server_costs_no_id_and_no_episode() -> None:
