@@ -3,15 +3,15 @@
     python bench/routing.py
 
 A simulation, in no real time: each server computes prompts one after the other, decodes turns side by side at a rate that
-they share, and holds what it computed until its room is used up (least recently used first). A fixed number of episodes is
-alive; each is a member of a group with a common prompt and alternates turns with tools. All rules see the same episodes and
-know the same: their own requests and what each reply says, never a server's cache; a prompt that was sent to a server is
-believed to be there from then on. Printed: episodes an hour between the first third of the ends and the last, for each
-traffic and rule, the median of 3 seeds, and ours over the best of the others; first on equal servers, then on a cluster of
-which two are of an older kind, with half the speed, which our router is told and the others have no use for.
+they share, and holds what it computed until its room is used up (least recently used first; a group's prompt is there once).
+A fixed number of episodes is alive; each is a member of a group with a common prompt and alternates turns with tools. All
+rules see the same episodes and know the same: their own requests, the room that each server says it has, and what each reply
+says, never a server's cache; a prompt that was sent to a server is believed to be there from then on. Printed: episodes an
+hour over three times as many ends as episodes are alive, after as many, the mean of 5 seeds for each traffic and rule, and
+ours over the best of the others, by seed, with the standard error; first on equal servers, then on a cluster of which two are
+of an older kind, with half the speed, which our router is told and the others have no use for.
 
-Seen: 1.04, 0.99, 1.00, 0.99, 1.02 of the best on equal servers, where pure affinity is as good, and up to 1.12 on the other
-cluster. The bar: nowhere below the best (missed by up to 3 %), and 1.1 times it in two traffics (on the mixed cluster only).
+SEEN
 """
 
 import heapq
@@ -19,7 +19,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from statistics import median
+from statistics import mean, stdev
 from typing import NamedTuple
 
 from agentrt.engine.remote.router import Belief, Rates, Request, Who, choose
@@ -232,17 +232,18 @@ def episodes_an_hour(traffic: Traffic, rule: Rule, rates: Sequence[Rates], seed:
     return 3600 * (last - first) / (ends[last] - ends[first])
 
 
-def main(traffics: Sequence[Traffic] = TRAFFICS) -> None:
+def main(traffics: Sequence[Traffic] = TRAFFICS, seeds: Sequence[int] = range(5)) -> None:
     for cluster, rates in CLUSTERS.items():
-        print(f"{cluster:28}" + "".join(f"{name:>13}" for name in RULES) + f"{'ours/best':>12}")
+        print(f"{cluster:34}" + "".join(f"{name:>13}" for name in RULES) + f"{'ours/best':>18}")
         for traffic in traffics:
             found = {
-                name: median(episodes_an_hour(traffic, rule, rates, seed) for seed in range(3))
-                for name, rule in RULES.items()
+                name: [episodes_an_hour(traffic, rule, rates, seed) for seed in seeds] for name, rule in RULES.items()
             }
-            best = max(value for name, value in found.items() if name != "ours")
-            cells = "".join(f"{value:13.0f}" for value in found.values())
-            print(f"{traffic.name:28}{cells}{found['ours'] / best:12.2f}", flush=True)
+            best = max((name for name in found if name != "ours"), key=lambda name: mean(found[name]))
+            ratios = [mine / other for mine, other in zip(found["ours"], found[best], strict=True)]
+            cells = "".join(f"{mean(values):13.0f}" for values in found.values())
+            error = stdev(ratios) / len(ratios) ** 0.5
+            print(f"{traffic.name:34}{cells}{mean(ratios):11.3f} ± {error:.3f}", flush=True)
 
 
 if __name__ == "__main__":

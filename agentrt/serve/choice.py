@@ -6,7 +6,7 @@ from typing import NamedTuple
 import anyio
 
 from agentrt.core.errors import AgentrtError
-from agentrt.core.protocol import Completion
+from agentrt.core.protocol import Completion, Grammar
 from agentrt.core.spec import SamplingParams
 from agentrt.env.chat.message import Turn
 from agentrt.serve.conversation import OpenTurn
@@ -37,10 +37,18 @@ class Choice:
     """Sampled once, by `play`. `keeps_message`: its turn is a message that its client may go on from."""
 
     def __init__(
-        self, index: int, turn: OpenTurn, view: View, params: SamplingParams, max_tokens: int, *, keeps_message: bool
+        self,
+        index: int,
+        turn: OpenTurn,
+        view: View,
+        params: SamplingParams,
+        max_tokens: int,
+        *,
+        keeps_message: bool,
+        grammar: Grammar | None = None,
     ) -> None:
         self.index, self._turn, self._view, self._params, self._max_tokens = index, turn, view, params, max_tokens
-        self._keeps_message = keeps_message
+        self._keeps_message, self._grammar = keeps_message, grammar
         self._at, self._is_over, self._grown = turn.context, False, anyio.Event()
 
     async def play(self, tell: Callable[[Delta], Awaitable[None]] | None = None) -> Delta:
@@ -56,7 +64,7 @@ class Choice:
             if tell is not None:
                 group.start_soon(self._follow, tell)
             try:
-                completion = await self._turn.sample(self._params, self._max_tokens, self._wake)
+                completion = await self._turn.sample(self._params, self._max_tokens, self._wake, self._grammar)
             except AgentrtError as error:  # raised below, for a task group would wrap it
                 failure = error
             self._is_over = True

@@ -13,7 +13,7 @@ from anyio import get_cancelled_exc_class
 
 from agentrt.core import seeds
 from agentrt.core.errors import EngineFailure, RequestError
-from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, Session, SessionHints
+from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, Grammar, Session, SessionHints
 from agentrt.core.records import BranchRecord, Fork, Rewrite, TurnRecord, branch_record
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Tokens
@@ -87,11 +87,15 @@ class OpenTurn:
         """Every id before the turn, before it is sampled."""
         return [*self.branch.tokens.token_ids, *self._observed]
 
-    async def sample(self, params: SamplingParams, max_tokens: int, progress: Callable[[], None]) -> Completion:
+    async def sample(
+        self, params: SamplingParams, max_tokens: int, progress: Callable[[], None], grammar: Grammar | None = None
+    ) -> Completion:
         """Sample it. What was sampled of one that fails or is cancelled is in the record."""
         session = self.branch.session
         try:
-            completion = await session.sample(self._observed, params, max_tokens=max_tokens, progress=progress)
+            completion = await session.sample(
+                self._observed, params, max_tokens=max_tokens, progress=progress, grammar=grammar
+            )
         except BaseException as error:
             if not isinstance(error, RequestError):  # of which nothing was appended
                 self._note_partial(CLIENT_ABORT if isinstance(error, get_cancelled_exc_class()) else "abort")

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import anyio
 
 from agentrt.core.errors import AgentrtError
+from agentrt.core.protocol import Grammar
 from agentrt.env.chat.renderer import Family
 from agentrt.serve.choice import Choice, Delta
 from agentrt.serve.conversation import Conversation, OpenTurn, Sessions
-from agentrt.serve.messages import to_choice, to_messages, to_tools
+from agentrt.serve.grammar import CallGrammars
+from agentrt.serve.messages import FunctionTool, ToolChoice, to_choice, to_messages, to_tools
 from agentrt.serve.replies import ChatForm, Envelope, Form, TextForm, encoded, usage
 from agentrt.serve.requests import BadRequest, ChatRequest, GenerationRequest, TextRequest, sampling_params
 from agentrt.serve.view import ChatView, TextView
@@ -35,6 +37,7 @@ class Endpoint:
     def __init__(self, engine: Sessions, renderer: Family, *, model: str, room: int) -> None:
         self.engine, self.renderer, self.model, self.room = engine, renderer, model, room
         self.tokenizer = renderer.tokenizer
+        self._grammars = CallGrammars(renderer, engine.info.vocab_size)
 
     @asynccontextmanager
     async def chat(self, request: ChatRequest, conversation: Conversation, name: str) -> AsyncIterator[Generation]:
@@ -48,6 +51,7 @@ class Endpoint:
         ends_with_call = (closes,) if closes and not parallel and choice.kind != "none" else ()
         params = sampling_params(request, self.renderer.stop_token_ids, ends_with_call, request.top_logprobs)
         max_tokens = request.max_completion_tokens or request.max_tokens
+        grammars = await self._forced(choice, tools, request.choices, parallel=parallel)
         async with conversation.chat(messages, tools, request.choices) as turns:
             views = [
                 ChatView(
@@ -60,8 +64,8 @@ class Endpoint:
             yield Generation(
                 ChatForm(self.tokenizer), self._envelope(request, name, bool(request.logprobs)), turns[0].prompt_ids,
                 [
-                    Choice(index, turn, view, params, granted, keeps_message=True)
-                    for index, (turn, view) in enumerate(zip(turns, views, strict=True))
+                    Choice(index, turn, view, params, granted, keeps_message=True, grammar=grammar)
+                    for index, (turn, view, grammar) in enumerate(zip(turns, views, grammars, strict=True))
                 ],
             )  # fmt: skip
 
@@ -85,6 +89,16 @@ class Endpoint:
                     for index, (turn, view) in enumerate(zip(turns, views, strict=True))
                 ],
             )  # fmt: skip
+
+    async def _forced(
+        self, choice: ToolChoice, tools: Sequence[FunctionTool], n: int, *, parallel: bool
+    ) -> Sequence[Grammar | None]:
+        """What each of `n` turns is held to, if it has to be calls."""
+        if choice.kind not in ("required", "named"):
+            return [None] * n
+        these = [tool for tool in tools if choice.name in ("", tool.name)]
+        several = parallel and choice.kind == "required"
+        return await anyio.to_thread.run_sync(lambda: [self._grammars.of(these, several=several) for _ in range(n)])
 
     def _envelope(self, request: GenerationRequest, name: str, with_logprobs: bool) -> Envelope:
         return Envelope.new(name, self.model, with_logprobs=with_logprobs, with_ids=request.return_token_ids)

@@ -52,7 +52,7 @@ class _Tool(msgspec.Struct, frozen=True):
 
 
 class ToolChoice(NamedTuple):
-    """`tool_choice`: how calls in a turn are reported. It changes no logits."""
+    """`tool_choice`: which calls of a turn are reported; `required` and `named` hold the turn to them."""
 
     kind: Literal["auto", "required", "none", "named"]
     name: str = ""
