@@ -91,6 +91,7 @@ async def test_two_turns_of_exact_ids(url: str, folder: Path) -> None:
     async with RemoteEngine([url], tokenizer) as engine:
         print("\n" + engine.lines[0])
         assert engine.info.logprobs_of == "sampled_distribution"
+        assert engine.servers[0].belief.room % BLOCK == 0, "its metrics say how many blocks it has"
         with engine.session(seed=1) as session:
             question = "Name three colours, and say why you like each of them. " + "Think of the sea and the sky. " * 30
             prompt = chat.prompt([Message("user", question)])

@@ -189,10 +189,10 @@ class RemoteSession:
     def __init__(self, engine: RemoteEngine, seed: int, hints: SessionHints, tokens: Tokens, turns: int) -> None:
         self._engine, self._seed, self._hints, self._tokens, self._turns = engine, seed, hints, tokens, turns
         self._forks = 0
-        self._key = f"session {seed}"
+        self._age, engine.num_opened = engine.num_opened, engine.num_opened + 1
+        self._key = f"session {self._age}"
         self._prompt = 0
         """Ids of its first prompt, which its group shares."""
-        self._age, engine.num_opened = engine.num_opened, engine.num_opened + 1
         self._server: Server | None = None
         """Where its last turn was, and it stays."""
 

@@ -211,6 +211,17 @@ class Stay(NamedTuple):
     """It is believed to come back until then."""
 
 
+class Kept(NamedTuple):
+    """What is kept at a server for those that come back."""
+
+    own: int
+    """Ids of conversations beyond what they share."""
+    prompts: int
+    groups: frozenset[str]
+    until: float
+    """When the first of them is away for too long."""
+
+
 @dataclass(slots=True)
 class Belief:
     """What the router believes of one server: its load, and how much it holds of each conversation and group prompt.
@@ -230,17 +241,17 @@ class Belief:
     arrivals: Rate = field(default_factory=Rate)
     work: Rate = field(default_factory=Rate)
     """Seconds of computing prompts that were sent there."""
+    kept: Kept | None = None
+    """Of the conversations that stay, until something changes: a choice looks at all servers, and a turn changes one."""
 
     def candidate(self, name: str, who: Who, tokens: int, now: float, version: int = 0) -> Candidate:
         """The server as a request of `who` sees it."""
-        others = [stay for key, stay in self.stays.items() if key != who.key and stay.until > now]
-        groups = {stay.group for stay in others}
-        needed = sum(stay.own for stay in others) + sum(
-            self.held.get(group, 0) for group in groups if group != who.group
-        )
+        kept, itself = self._kept(now), self.stays.get(who.key)
+        others = kept.own + kept.prompts - (itself.own if itself else 0)
+        shared = self.held.get(who.group, 0) if who.group in kept.groups else 0
         return Candidate(
-            name, self.expect(who, tokens), queued=self.queued, running=self.running, room=FILLED * self.room - needed,
-            arrivals=self.arrivals.seen(now), busy=self.work.seen(now), conversations=len(others), version=version,
+            name, self.expect(who, tokens), queued=self.queued, running=self.running, room=FILLED * self.room - others + shared,
+            arrivals=self.arrivals.seen(now), busy=self.work.seen(now), conversations=len(self.stays) - (itself is not None), version=version,
             rates=self.rates,
         )  # fmt: skip
 
@@ -258,7 +269,7 @@ class Belief:
         self.arrivals.add(1, now)
         self.work.add(visit.missing / self.rates.prefill, now)
         self._hold(who, tokens)
-        self.stays[who.key] = Stay(who.group, tokens - who.prompt, math.inf)
+        self._stay(who, tokens, math.inf)
         return visit
 
     def began(self, visit: Visit) -> None:
@@ -274,20 +285,37 @@ class Belief:
         if cached is not None and cached < MOST * visit.expected:
             self._forget_before(visit.who.key)
         self._hold(visit.who, tokens)
-        self.stays[visit.who.key] = Stay(visit.who.group, tokens - visit.who.prompt, now + AWAY_SECONDS)
+        self._stay(visit.who, tokens, now + AWAY_SECONDS)
 
     def leave(self, key: str) -> None:
         """The conversation goes on elsewhere, or has ended; what it left is pushed out in its turn."""
         self.stays.pop(key, None)
+        self.kept = None
 
     def forget(self, key: str) -> None:
         """Nobody will ask for this any more."""
-        self.used -= self.held.pop(key, 0)
+        if key in self.held:
+            self.used -= self.held.pop(key)
+            self.kept = None
 
     def flush(self) -> None:
         """It holds nothing: it was restarted, flushed, or has new weights."""
         self.held.clear()
-        self.used = 0
+        self.used, self.kept = 0, None
+
+    def _stay(self, who: Who, tokens: int, until: float) -> None:
+        self.stays[who.key] = Stay(who.group, tokens - who.prompt, until)
+        self.kept = None
+
+    def _kept(self, now: float) -> Kept:
+        if self.kept is None or now >= self.kept.until:
+            self.stays = {key: stay for key, stay in self.stays.items() if stay.until > now}
+            groups = frozenset(stay.group for stay in self.stays.values())
+            self.kept = Kept(
+                sum(stay.own for stay in self.stays.values()), sum(self.held.get(group, 0) for group in groups), groups,
+                min((stay.until for stay in self.stays.values()), default=math.inf),
+            )  # fmt: skip
+        return self.kept
 
     def _hold(self, who: Who, tokens: int) -> None:
         """It holds so much of a conversation, and the prompt that comes before it, which is pushed out after it."""
