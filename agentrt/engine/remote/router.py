@@ -250,9 +250,9 @@ class Belief:
         others = kept.own + kept.prompts - (itself.own if itself else 0)
         shared = self.held.get(who.group, 0) if who.group in kept.groups else 0
         return Candidate(
-            name, self.expect(who, tokens), queued=self.queued, running=self.running, room=FILLED * self.room - others + shared,
-            arrivals=self.arrivals.seen(now), busy=self.work.seen(now), conversations=len(self.stays) - (itself is not None), version=version,
-            rates=self.rates,
+            name, self.expect(who, tokens), queued=self.queued, running=self.running,
+            room=FILLED * self.room - others + shared, arrivals=self.arrivals.seen(now), busy=self.work.seen(now),
+            conversations=len(self.stays) - (itself is not None), version=version, rates=self.rates,
         )  # fmt: skip
 
     def expect(self, who: Who, tokens: int) -> int:
