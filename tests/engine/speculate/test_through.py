@@ -24,6 +24,7 @@ from test_speculation import (
     submit,
 )
 
+import agentrt_kernels.sample
 from agentrt.core.errors import UsageError
 from agentrt.core.protocol import UpdateMode
 from agentrt.core.spec import EngineSpec, SamplingParams, Verifier
@@ -242,6 +243,7 @@ def test_row_42_what_is_missing_is_said_and_never_replaced_by_something_greedy(
     on_gpu = cast("LoadedModel", SimpleNamespace(decoder=SimpleNamespace(device=torch.device("cuda"))))
     with pytest.raises(UsageError, match=r"engine.draft needs engine.device = 'cpu'"):
         load_draft(tmp_path, on_gpu)
+    monkeypatch.delattr(agentrt_kernels.sample, "launch", raising=False)  # as if nobody had imported it before
     monkeypatch.setitem(sys.modules, "agentrt_kernels.sample.launch", None)
     sequence = Sequence(tokens=Tokens(), params=SamplingParams(temperature=0.7), max_tokens=1)
     with pytest.raises(ImportError):
