@@ -306,10 +306,8 @@ def main() -> None:
             sampling=SamplingParams(temperature=1.0), limits=Limits(max_turns=6, max_turn_tokens=48),
             engine=EngineSpec(weights="int8", kv="int8") if options.int8 else EngineSpec(),
         )  # fmt: skip
-        path = (
-            options.output
-            / f"seed-{seed}{'-int8' * options.int8}{'-no-tis' * options.no_tis}{'-mean' * options.group_mean}"
-        )
+        variant = "-int8" * options.int8 + "-no-tis" * options.no_tis + "-mean" * options.group_mean
+        path = options.output / f"seed-{seed}{variant}"
         is_new = not (path / "run.toml").exists()
         with RunFolder.create(path, spec, {}) if is_new else RunFolder.resume(path) as folder:
             anyio.run(train, options, spec, folder)

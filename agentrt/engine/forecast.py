@@ -45,9 +45,8 @@ class Forecast:
         """The most pages in use at one time if `newcomer` comes now. It is reached just before some sequence ends."""
         end, back = newcomer.delay + newcomer.steps, self.back_before(newcomer)
         there_S3 = self._growths_S3[: self._num_running + back]
-        at_its_end = int(self._pages(there_S3, np.array([end])).sum()) + -(
-            -(newcomer.tokens + newcomer.steps) // self._page_size
-        )
+        own = -(-(newcomer.tokens + newcomer.steps) // self._page_size)
+        at_its_end = int(self._pages(there_S3, np.array([end])).sum()) + own
         if not len(self._growths_S3):
             return at_its_end
         running_T, returning_TB = self._needed
