@@ -81,7 +81,7 @@ async def throughput(call: Call) -> tuple[float, float]:
 
 async def measure(launcher: Launcher, numpy: Tool) -> None:
     """All figures of one level."""
-    python, session = tool("python"), tool("repl")
+    python, session, shared = tool("python"), tool("repl"), tool("calculator")
     interpreter = [sys.executable, "-I", "-S", "-c", "pass"]
     with Sandbox(Permits(IN_FLIGHT), launcher) as sandbox:
 
@@ -94,13 +94,16 @@ async def measure(launcher: Launcher, numpy: Tool) -> None:
             "exec": lambda: sandbox.call(interpreter, {}, seconds=20, terms=DEFAULT_TERMS),
             "numpy": calling(numpy, ""),
             "session": calling(session, "1 + 1"),
+            "shared": lambda: sandbox.call(shared.argv, {"expression": "1 + 1"}, seconds=20, terms=shared.terms),
         }
         for name, call in cases.items():
             print(f"{launcher.isolation.code:12} {name:12} {await latency(call)} ms median, p95", flush=True)
-        rate, stall = await throughput(cases["python"])
-        print(
-            f"{launcher.isolation.code:12} {IN_FLIGHT} in flight {rate:7.0f} calls/s, loop stalls {stall * 1e3:.1f} ms"
-        )
+        for name in ("python", "shared"):
+            rate, stall = await throughput(cases[name])
+            print(
+                f"{launcher.isolation.code:12} {name:12} {IN_FLIGHT} in flight {rate:7.0f} calls/s, loop stalls "
+                f"{stall * 1e3:.1f} ms"
+            )
         ballast = bytearray(BALLAST)
         ballast[:: os.sysconf("SC_PAGE_SIZE")] = b"x" * (BALLAST // os.sysconf("SC_PAGE_SIZE"))
         print(f"{launcher.isolation.code:12} {'4 GiB more':12} {await latency(cases['python'])} ms median, p95")

@@ -49,8 +49,8 @@ from agentrt.rollout.sink import RunFolder
 from agentrt.rollout.tree import Tree, tree_of
 from agentrt_envs import calculator
 
-GROUP_SIZE, BATCH, EVAL_TASKS = 8, 24, 256
-RATE, BETAS, WARMUP_STEPS, CAP, MAX_NORM = 1.5e-4, (0.9, 0.99), 10, 2.0, 1.0
+GROUP_SIZE, BATCH, EVAL_TASKS = 8, 36, 256
+RATE, BETAS, WARMUP_STEPS, CAP, MAX_NORM = 2e-4, (0.9, 0.99), 10, 2.0, 1.0
 SAVE_EVERY = 5
 """Steps."""
 TREE_ROWS = 4 * GROUP_SIZE

@@ -53,7 +53,7 @@ class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     parameters: dict[str, Any]
     program: str | None = None
     """Without it, the manifest's own name with `.py`. What is no `.py` must be executable."""
-    protocol: Literal["oneshot", "worker"] = "oneshot"
+    protocol: Literal["oneshot", "worker", "shared"] = "oneshot"
     limits: ToolLimits = ToolLimits()
     imports: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ from agentrt.report.running import RunningEpisode
 from agentrt.rollout.calls import ToolRunner
 from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.sandbox import Sandbox
+from agentrt.sandbox.shared import SharedWorkers
 
 CALLS_PER_CORE = 4
 """Tool processes at one time; waiting for a place is not charged to the tool."""
@@ -47,7 +48,7 @@ class Setup:
         """Permits of graders: a stuck one holds up neither episodes nor tools."""
         permits = Permits(CALLS_PER_CORE * (os.cpu_count() or 1))
         self.sandboxes: Callable[[], ToolRunner] = sandboxes or partial(
-            Sandbox, permits, allow_weak=spec.sandbox.allow_weak
+            Sandbox, permits, workers=SharedWorkers(), allow_weak=spec.sandbox.allow_weak
         )
 
 

@@ -61,7 +61,7 @@ class Permits:
         return permit
 
     def _needed(self, argv: tuple[str, ...], terms: Terms) -> list[anyio.CapacityLimiter]:
-        if terms.max_concurrency is None:
+        if terms.places is None:
             return [self._all]
-        own = self._of_tool.setdefault(argv, anyio.CapacityLimiter(terms.max_concurrency))
+        own = self._of_tool.setdefault(argv, anyio.CapacityLimiter(terms.places))
         return [own, self._all]

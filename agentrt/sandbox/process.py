@@ -134,6 +134,12 @@ class Process:
         if limit.cancelled_caught:
             self.status = Status(infra=f"it did not start within {seconds:g} s")
 
+    def has_ended(self) -> bool:
+        """Whether it has, by now."""
+        if self.status is None:
+            self._take_word()
+        return self.status is not None
+
     async def read_until(self, is_enough: Callable[[], bool] = lambda: False) -> None:
         """Read the pipes until the process has ended, or what was read is enough."""
         while self.status is None and not is_enough():

@@ -22,6 +22,7 @@ from agentrt.sandbox.probe import shared
 from agentrt.sandbox.relay import Address
 from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
+from agentrt.sandbox.shared import SharedWorkers
 from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
 from agentrt.sandbox.worker import Worker
 from agentrt.sandbox.zygote import Kind, Zygote
@@ -30,11 +31,20 @@ from agentrt.sandbox.zygote import Kind, Zygote
 class Sandbox:
     """A context manager. `permits` bounds the processes of a run; waiting for one is not charged to the tool.
 
-    Without a `launcher`, that of this process, at the strongest level that works here.
+    Without a `launcher`, that of this process, at the strongest level that works here. `workers` are those of shared tools;
+    without them, it has its own.
     """
 
-    def __init__(self, permits: Permits, launcher: Launcher | None = None, *, allow_weak: bool = False) -> None:
+    def __init__(
+        self,
+        permits: Permits,
+        launcher: Launcher | None = None,
+        *,
+        workers: SharedWorkers | None = None,
+        allow_weak: bool = False,
+    ) -> None:
         self._permits, self._allow_weak = permits, allow_weak
+        self._shared = workers or SharedWorkers()
         self._given_launcher = launcher
         self._origin: Sandbox | None = None
         """What this one's folder is still to be copied from."""
@@ -58,7 +68,7 @@ class Sandbox:
 
         The copy is made, off the loop, before the next call of either. Workers are not copied: theirs is memory.
         """
-        forked = Sandbox(self._permits, self._launcher, allow_weak=self._allow_weak)
+        forked = Sandbox(self._permits, self._launcher, workers=self._shared, allow_weak=self._allow_weak)
         forked._origin = self
         return forked
 
@@ -117,10 +127,15 @@ class Sandbox:
         on_progress: Callable[[Progress], None] | None,
         outside: Address | None,
     ) -> ToolResult:
+        if terms.protocol == "shared":
+            return await self._shared.call(
+                argv, request, terms=terms, folder=self._launcher.folder,
+                start=lambda folder: self._start(argv, terms, folder), seconds=seconds, on_progress=on_progress,
+            )  # fmt: skip
         if terms.protocol != "oneshot":
             return await self._worker(tuple(argv), terms).call(request, seconds=seconds, on_progress=on_progress)
         return await channel.call(
-            partial(self._start, argv, terms, outside.port if outside else 0), request,
+            partial(self._start, argv, terms, self._folder, outside.port if outside else 0), request,
             seconds=seconds, limits=terms.limits, on_progress=on_progress, outside=outside,
         )  # fmt: skip
 
@@ -134,14 +149,14 @@ class Sandbox:
                 forked._origin = None
                 await anyio.to_thread.run_sync(copy, self._folder, forked.folder)
 
-    def _start(self, argv: Sequence[str], terms: Terms, port: int = 0) -> tuple[Zygote, Job]:
+    def _start(self, argv: Sequence[str], terms: Terms, folder: Path, port: int = 0) -> tuple[Zygote, Job]:
         zygote = self._launcher.zygote(Kind(terms.imports, terms.readable, port > 0))
-        return zygote, self._launcher.job(argv, self._folder, terms, port)
+        return zygote, self._launcher.job(argv, folder, terms, port)
 
     def _worker(self, argv: tuple[str, ...], terms: Terms) -> Worker:
         """That of this episode, made at the first call and ended with the episode."""
         if argv not in self._workers:
-            start, kind = partial(self._start, argv, terms), Worker
+            start, kind = partial(self._start, argv, terms, self._folder), Worker
             if terms.protocol == "mcp":
                 from agentrt.sandbox.mcp import McpServer  # here, because few have the package and it takes a second
 
@@ -153,6 +168,7 @@ class Sandbox:
         self._workers: dict[tuple[str, ...], Worker] = {}
         self._launcher = self._given_launcher or shared()
         with ExitStack() as stack:
+            stack.enter_context(self._shared)
             self._folder = stack.enter_context(self._launcher.folder())
             self._scope = stack.pop_all()
         if self._origin is not None:

@@ -7,7 +7,7 @@ import msgspec
 from agentrt.sandbox.level import Level
 
 MAX_FILES = 1024
-Protocol = Literal["oneshot", "worker", "mcp"]
+Protocol = Literal["oneshot", "worker", "shared", "mcp"]
 
 
 class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,12 +63,17 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     environment: dict[str, str] = {}
     """Variables beyond those that every tool has."""
     max_concurrency: int | None = None
-    """Calls at one time, over all episodes of a run."""
+    """Calls at one time, over all episodes of a run. None: as many as there is room for; of a shared tool, one."""
     min_isolation: Level = Level.L2
 
     def __post_init__(self) -> None:
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ValueError(f"max_concurrency must be at least 1, not {self.max_concurrency}")
+
+    @property
+    def places(self) -> int | None:
+        """How many calls of it may run at one time, and so how many processes of a shared tool there are; None: no bound."""
+        return 1 if self.protocol == "shared" and self.max_concurrency is None else self.max_concurrency
 
 
 DEFAULT_TERMS = Terms()

@@ -6,6 +6,7 @@ cancelled call, has lost its state; the next call starts another one. `agentrt.s
 the same life.
 """
 
+import math
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -26,10 +27,17 @@ from agentrt.sandbox.zygote import Zygote
 
 
 class Worker:
-    """A context manager; leaving it ends the process. `start` makes what a call needs: the zygote and the job."""
+    """A context manager; leaving it ends the process. `start` makes what a call needs: the zygote and the job.
 
-    def __init__(self, start: Callable[[], tuple[Zygote, Job]], limits: ToolLimits) -> None:
-        self._start, self._limits = start, limits
+    After `max_calls` a process ends, and the next call starts another one.
+    """
+
+    def __init__(
+        self, start: Callable[[], tuple[Zygote, Job]], limits: ToolLimits, max_calls: float = math.inf
+    ) -> None:
+        self._start, self._limits, self._max_calls = start, limits, max_calls
+        self._calls = 0
+        """That the process has had."""
         self._turn = anyio.Lock()
         self._process: Process | None = None
         self._refusal = ""
@@ -48,6 +56,8 @@ class Worker:
             try:
                 if self._process is not None:
                     self._process.forget()
+                    if self._process.has_ended():
+                        await self._end()
                 process = self._process or await self._started()
                 if process.status is None and self._refusal:
                     await self._end()
@@ -65,7 +75,8 @@ class Worker:
                 return result(process, self._said(process), is_late=limit.cancelled_caught, seconds=elapsed)
             process.drain()
             said = self._said(process)
-            if self._is_broken:
+            self._calls += 1
+            if self._is_broken or self._calls >= self._max_calls:
                 await self._end()
             return answered(process, said, said.outcome if said else "ok", code=None, seconds=elapsed)
 
@@ -77,7 +88,7 @@ class Worker:
             stdin, self._stdin = os.pipe()
             stack.callback(os.close, self._stdin)
             os.set_blocking(self._stdin, False)
-            self._process, self._scope = process, stack.pop_all()
+            self._process, self._scope, self._calls = process, stack.pop_all(), 0
         zygote, job = self._start()
         await process.start(zygote, job, stdin, self._limits.start_seconds)
         if process.status is not None:

@@ -1,9 +1,10 @@
 """Calculator: evaluates one arithmetic expression exactly.
 
-Run as `python -I -S calculator.py`, with `{"expression": "2 * (3 + 4)"}` as one JSON line on standard input; answers
-`{"result": "14"}` or `{"error": "..."}` as one JSON line on the file descriptor in AGENTRT_REPLY_FD (standard output
-without it). Numbers are integers and fractions (`7/2`), never floats; `2.5` is read as 5/2. Operators: + - * / // % **
-and parentheses. Size is bounded everywhere, so no expression takes long: 1,000 characters, 100 levels, 4,096 bits.
+Run as `python -I -S calculator.py`. A call is one JSON line on standard input, `{"expression": "2 * (3 + 4)"}`; its answer
+is one JSON line, `{"result": "14"}` or `{"error": "..."}`, on the file descriptor in AGENTRT_REPLY_FD (standard output
+without it). Nothing is kept from one call to the next. Numbers are integers and fractions (`7/2`), never floats; `2.5` is
+read as 5/2. Operators: + - * / // % ** and parentheses. Size is bounded everywhere, so no expression takes long: 1,000
+characters, 100 levels, 4,096 bits.
 """
 
 import json
@@ -143,16 +144,21 @@ def _bits(value: Fraction) -> int:
 
 
 def main() -> None:
-    """Read the call, write the reply."""
-    try:
-        reply = {"result": evaluate(json.loads(sys.stdin.readline())["expression"])}
-    except CalculatorError as error:
-        reply = {"error": str(error)}
-    except (ValueError, KeyError, TypeError):
-        reply = {"error": 'expected one JSON line like {"expression": "2 + 3"}'}
-    line = json.dumps(reply) + "\n"
+    """Read calls, write a reply for each."""
     with open(int(os.environ.get("AGENTRT_REPLY_FD", "1")), "w", encoding="utf-8") as output:
-        output.write(line)
+        for line in sys.stdin:
+            output.write(json.dumps(answer(line)) + "\n")
+            output.flush()
+
+
+def answer(line: str) -> dict[str, str]:
+    """The reply to one call."""
+    try:
+        return {"result": evaluate(json.loads(line)["expression"])}
+    except CalculatorError as error:
+        return {"error": str(error)}
+    except (ValueError, KeyError, TypeError):
+        return {"error": 'expected one JSON line like {"expression": "2 + 3"}'}
 
 
 if __name__ == "__main__":
