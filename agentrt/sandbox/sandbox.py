@@ -156,12 +156,14 @@ class Sandbox:
     def _worker(self, argv: tuple[str, ...], terms: Terms) -> Worker:
         """That of this episode, made at the first call and ended with the episode."""
         if argv not in self._workers:
-            start, kind = partial(self._start, argv, terms, self._folder), Worker
+            start = partial(self._start, argv, terms, self._folder)
             if terms.protocol == "mcp":
                 from agentrt.sandbox.mcp import McpServer  # here, because few have the package and it takes a second
 
-                kind = McpServer
-            self._workers[argv] = self._scope.enter_context(kind(start, terms.limits))
+                worker: Worker = McpServer(start, terms.limits)
+            else:
+                worker = Worker(start, terms.limits)
+            self._workers[argv] = self._scope.enter_context(worker)
         return self._workers[argv]
 
     def __enter__(self) -> Self:
