@@ -1,7 +1,7 @@
 """What the priced KV policy makes of agent traffic, beside simple rules and published ones, on a simulated H200.
 
     python bench/kv_policy.py [--quick] [--json] [--episodes 1000] [--seeds 5] [--phi 0.8,1.5,2,4] [--pool 125000]
-                              [--results FILE] [--seconds S] [--svg FILE]
+                              [--policies priced,lru,infercept] [--results FILE] [--seconds S] [--svg FILE]
 
 Every cell of oversubscription x link x host x model; the same episodes for each policy of a cell, told by the seed. The
 ratio is episodes an hour of `priced` over the best baseline's, its mean over seeds with a 95 % interval. InferCept's rule is
@@ -12,8 +12,9 @@ Beside it stands the ratio of sampled ids a second until the last episode began 
 one, for at the end of a run, when fewer and fewer are alive, no policy has anything to decide.
 
 `--results` appends every run to a file and takes from it what is there, so a long table can be made in pieces; `--seconds`
-ends a piece. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live episodes. `--quick`:
-200 episodes, one seed, the 8B model, the extreme cells.
+ends a piece. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live episodes. The orders of
+service are compared where most is asked of the pool. `--quick`: 200 episodes, one seed, the 8B model on 125,000 ids, the two
+extreme cells at the largest oversubscription, and the baselines that were ever the best one.
 """
 
 import argparse
@@ -22,9 +23,9 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import msgspec
 
@@ -41,7 +42,9 @@ HOSTLESS: tuple[SimPolicy, ...] = ("lru_drop", "unlimited")
 """One run for all links and hosts."""
 POLICIES: tuple[SimPolicy, ...] = ("priced", *BASELINES, "unlimited")
 LINKS, HOSTS, MODELS = (50.0, 12.0), (4.0, 0.5), ("qwen3-8b", "qwen3-0.6b")
-QUICK_EPISODES, QUICK_PHI, QUICK_CORNERS = 200, (1.5, 4.0), ((50.0, 4.0), (12.0, 0.5))
+QUICK_EPISODES, QUICK_POOL, QUICK_PHI, QUICK_CORNERS = 200, 125_000, 4.0, ((50.0, 4.0), (12.0, 0.5))
+QUICK_POLICIES: tuple[SimPolicy, ...] = ("priced", "lru", "infercept")
+QUICK_CAPS = (1.25,)
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """The 97.5 % point of Student's law, by the number of seeds."""
 
@@ -77,6 +80,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """`priced` over the best baseline by that measure."""
 
 
+class OutOfTimeError(Exception):
+    """There is no time left for another run."""
+
+
 class Results:
     """The runs there are, in memory and in a file."""
 
@@ -85,17 +92,19 @@ class Results:
         lines = path.read_bytes().splitlines() if path is not None and path.exists() else []
         self._runs = {run.spec: run.result for run in (msgspec.json.decode(line, type=Run) for line in lines)}
 
-    def get(self, spec: SimSpec) -> CellResult | None:
-        """A run's result: from before, or made now; None if there is no time left to make it."""
+    def get(self, spec: SimSpec) -> CellResult:
+        """A run's result: from before, or made now. Raises `OutOfTimeError` if there is no time left to make it."""
         if spec.policy in HOSTLESS:
             spec = spec.with_(link_gigabytes=LINKS[0], host_share=0.0)
-        if spec not in self._runs and time.monotonic() < self._until:
+        if spec not in self._runs:
+            if time.monotonic() >= self._until:
+                raise OutOfTimeError
             self._runs[spec] = simulate(spec)
             print(f"{described(spec)}: {self._runs[spec].episodes_per_hour:,.0f}/h", file=sys.stderr, flush=True)
             if self._path is not None:
                 with self._path.open("ab") as file:
                     file.write(msgspec.json.encode(Run(spec, self._runs[spec])) + b"\n")
-        return self._runs.get(spec)
+        return self._runs[spec]
 
 
 def described(spec: SimSpec) -> str:
@@ -111,35 +120,37 @@ def interval(ratios: list[float]) -> float | None:
     return STUDENT.get(len(ratios), 1.96) * statistics.stdev(ratios) / math.sqrt(len(ratios))
 
 
-def measure(spec: SimSpec, seeds: int, phis: list[float], results: Results) -> Cell | None:
-    """One cell, every policy under every seed; None if there was no time for all of it."""
-    speeds: dict[str, list[float]] = {}
-    fulls: dict[str, list[float]] = {}
-    first: dict[str, CellResult] = {}
-    for policy, seed in itertools.product(POLICIES, range(seeds)):
-        result = results.get(spec.with_(policy=policy, seed=seed))
-        if result is None:
-            return None
-        first.setdefault(policy, result)
-        speeds.setdefault(policy, []).append(result.episodes_per_hour)
-        fulls.setdefault(policy, []).append(result.full_ids_per_second)
-    for policy in CAPPED:
-        caps = sorted({phi for phi in (*phis, *CAPS) if phi <= spec.phi})
-        runs = [[results.get(spec.with_(policy=policy, seed=seed, phi=cap)) for seed in range(seeds)] for cap in caps]
-        capped = [[one for one in run if one is not None] for run in runs]
-        if any(len(run) < seeds for run in capped):
-            return None
-        speeds[f"{policy}@cap"] = max(([one.episodes_per_hour for one in run] for run in capped), key=statistics.fmean)
-        fulls[f"{policy}@cap"] = max(([one.full_ids_per_second for one in run] for run in capped), key=statistics.fmean)
-    orders = {order: results.get(spec.with_(policy="priced", order=order)) for order in get_args(ServiceOrder)}
+class Choice(NamedTuple):
+    """What is compared in each cell."""
+
+    policies: Sequence[SimPolicy]
+    caps: Sequence[float]
+    """On live episodes, for the policies that are taken with their best one; each where it is below the cell's own."""
+    seeds: int
+    orders: Sequence[ServiceOrder]
+
+
+def measure(spec: SimSpec, choice: Choice, results: Results) -> Cell:
+    """One cell, every policy under every seed. Raises `OutOfTimeError` if there is no time for all of it."""
+
+    def runs(**changes: object) -> list[CellResult]:
+        return [results.get(spec.with_(seed=seed, **changes)) for seed in range(choice.seeds)]
+
+    made = {str(policy): runs(policy=policy) for policy in choice.policies}
+    for policy in (policy for policy in CAPPED if policy in choice.policies):
+        capped = [made[policy], *(runs(policy=policy, phi=cap) for cap in sorted(choice.caps) if cap < spec.phi)]
+        made[f"{policy}@cap"] = max(capped, key=lambda of: statistics.fmean(run.episodes_per_hour for run in of))
+    speeds = {name: [run.episodes_per_hour for run in of] for name, of in made.items()}
+    fulls = {name: [run.full_ids_per_second for run in of] for name, of in made.items()}
+    orders = {str(order): results.get(spec.with_(policy="priced", order=order)) for order in choice.orders}
     means = {name: statistics.fmean(of) for name, of in speeds.items()}
     full_means = {name: statistics.fmean(of) for name, of in fulls.items()}
     best = max(speeds.keys() - {"priced", "unlimited"}, key=lambda name: means[name])
     best_full = max(full_means[name] for name in speeds.keys() - {"priced", "unlimited"})
     ratios = [ours / theirs for ours, theirs in zip(speeds["priced"], speeds[best], strict=True)]
     return Cell(
-        phi=spec.phi, link=spec.link_gigabytes, host=spec.host_share, model=spec.model, seeds=seeds, policies=first,
-        orders={order: result for order, result in orders.items() if result is not None},
+        phi=spec.phi, link=spec.link_gigabytes, host=spec.host_share, model=spec.model, seeds=choice.seeds,
+        policies={name: of[0] for name, of in made.items()}, orders=orders,
         episodes_per_hour=means, best_baseline=best, priced_over_best_baseline=statistics.fmean(ratios),
         interval=interval(ratios), full_ids_per_second=full_means,
         full_over_best_baseline=full_means["priced"] / best_full if best_full else 1.0,
@@ -173,12 +184,11 @@ def plotted(cells: list[Cell], model: str) -> str:
     return svg(panels, across="oversubscription", up="episodes an hour")
 
 
-def wanted(given: argparse.Namespace, phis: list[float]) -> Iterator[SimSpec]:
+def wanted(given: argparse.Namespace, phis: Sequence[float]) -> Iterator[SimSpec]:
     """The cells to measure."""
     spec = SimSpec(episodes=given.episodes, pool_tokens=given.pool, page_size=128)
     corners = QUICK_CORNERS if given.quick else tuple(itertools.product(LINKS, HOSTS))
-    models = MODELS[:1] if given.quick else given.models.split(",")
-    for model, (link, host), phi in itertools.product(models, corners, phis):
+    for model, (link, host), phi in itertools.product(given.models.split(","), corners, phis):
         yield spec.with_(model=model, link_gigabytes=link, host_share=host, phi=phi)
 
 
@@ -192,20 +202,26 @@ def main() -> None:
     parser.add_argument("--phi", default="0.8,1.5,2,4")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--pool", type=int)
+    parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--results", type=Path)
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--svg", type=Path)
     given = parser.parse_args()
-    phis: list[float] = [float(one) for one in given.phi.split(",")]
     if given.quick:
-        given.episodes, given.seeds, phis = QUICK_EPISODES, 1, list(QUICK_PHI)
+        given.episodes, given.seeds, given.pool, given.models = QUICK_EPISODES, 1, QUICK_POOL, MODELS[0]
+        phis, choice = [QUICK_PHI], Choice(QUICK_POLICIES, QUICK_CAPS, 1, ())
+    else:
+        phis = [float(one) for one in given.phi.split(",")]
+        choice = Choice(given.policies.split(","), (*phis, *CAPS), given.seeds, ())
     results = Results(given.results, given.seconds)
     cells = []
     for spec in wanted(given, phis):
-        cell = measure(spec, given.seeds, phis, results)
-        if cell is not None:
-            report(cell)
-            cells.append(cell)
+        orders: tuple[ServiceOrder, ...] = get_args(ServiceOrder) if spec.phi == max(phis) and not given.quick else ()
+        try:
+            cells.append(measure(spec, choice._replace(orders=orders), results))
+        except OutOfTimeError:  # what is in the file already is said all the same
+            continue
+        report(cells[-1])
     if given.svg is not None and cells:
         given.svg.write_text(plotted(cells, cells[0].model))
     if given.json:

@@ -8,6 +8,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -34,8 +35,14 @@ class Forecast:
     def __init__(self, running: Sequence[Growth], returning: Sequence[Growth], page_size: int) -> None:
         self._num_running, self._page_size = len(running), page_size
         self._delays = [one.delay for one in returning]
-        self._growths_S3 = np.array([*running, *returning], dtype=np.int64).reshape(-1, 3)
+        numbers = chain.from_iterable((*running, *returning))
+        self._growths_S3 = np.fromiter(numbers, np.int64, 3 * (len(running) + len(returning))).reshape(-1, 3)
         self._end_T = self._growths_S3[:, 1] + self._growths_S3[:, 2]
+
+    @property
+    def at_most(self) -> int:
+        """Pages that all of them would need if they ended at one time."""
+        return int((-(-(self._growths_S3[:, 0] + self._growths_S3[:, 1]) // self._page_size)).sum())
 
     def back_before(self, newcomer: Growth) -> int:
         """How many of `returning`, the first ones, are back before a newcomer ends."""

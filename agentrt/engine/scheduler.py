@@ -122,10 +122,11 @@ def plan_step(
 
 def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
     """What these leave, below 0 where they need more than there is."""
-    return capacity._replace(
-        rows=capacity.rows - sum(capacity.cost(demand.computed, 1 + demand.drafted) for demand in decodes),
-        pages=capacity.pages - sum(_pages_more(demand, 1 + demand.drafted, capacity) for demand in decodes),
-    )
+    rows, pages = capacity.rows, capacity.pages
+    for demand in decodes:
+        rows -= capacity.cost(demand.computed, 1 + demand.drafted)
+        pages -= _pages_more(demand, 1 + demand.drafted, capacity)
+    return capacity._replace(rows=rows, pages=pages)
 
 
 def _admit(
@@ -184,7 +185,7 @@ class _Forecast:
         growths = [_growth(demand, rows) for demand in running]
         self._forecast = Forecast(growths, [one.growth for one in returning], capacity.page_size)
         self._held = list(accumulate((one.pages for one in returning), initial=sum(one.pages for one in running)))
-        self._at_most = sum(map(capacity.pages_at_end, (*growths, *(one.growth for one in returning)))) - self._held[-1]
+        self._at_most = self._forecast.at_most - self._held[-1]
         self._rows, self._capacity = rows, capacity
 
     def lacking(self, newcomer: Demand) -> tuple[int, int]:
@@ -198,7 +199,7 @@ class _Forecast:
 
 def _pages_more(demand: Demand, count: int, capacity: Capacity) -> int:
     """Pages to add to a sequence's table so that `count` more ids can be computed."""
-    return max(0, capacity.pages_for(demand.computed + count) - demand.pages)
+    return max(0, -(-(demand.computed + count) // capacity.page_size) - demand.pages)
 
 
 def _chunk(demand: Demand, left: Capacity) -> int:

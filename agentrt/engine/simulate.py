@@ -247,10 +247,15 @@ class SimulatedCore(EngineCore):
         say, said = self._says[sequence], sequence.num_noted
         is_last = said + count == say.length
         plain = count - (said == 0 or is_last)
-        if plain:
+        if plain == 1:  # as the next branch does it, in a third of the time
+            sequence.tokens.commit(say.token_id, LOGPROB, self.version)
+            sequence.raw_logprobs.append(LOGPROB)
+            sequence.kept_logmass.append(0.0)
+        elif plain:
             sequence.tokens.commit_all(Ids([say.token_id]) * plain, ONE_LOGPROB * plain, self.version)
             sequence.raw_logprobs.extend(ONE_LOGPROB * plain)
             sequence.kept_logmass.frombytes(bytes(plain * sequence.kept_logmass.itemsize))
+        if plain:
             sequence.counts[say.token_id] += plain
             sequence.num_noted += plain
             self._totals.sampled += plain

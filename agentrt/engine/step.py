@@ -47,7 +47,8 @@ DRAFT = "draft."
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
 DEAF_SECONDS = 0.1
-"""A line whose head was refused is not looked at again so soon, unless a turn comes or ends or pages come free."""
+"""A line of which nobody is let in, or whose head lacked pages, is not looked at again so soon, unless a turn comes or ends;
+in the second case, or pages come free."""
 
 
 class StallError(EngineFailure):
@@ -131,7 +132,9 @@ class EngineCore:
         self._conversations = Conversations(Readiness(spec.order))
         self._step_seconds = 0.0
         self._deaf_until, self._refused = -math.inf, 0
-        """Until when the line is not looked at, if its head was refused, and the pages that were too few for it."""
+        """Until when the line is not looked at, and the pages there were when its head was refused."""
+        self._is_refused = False
+        """The head of the line was refused when it was last looked at: somebody lacks room."""
 
     @property
     def is_idle(self) -> bool:
@@ -288,7 +291,8 @@ class EngineCore:
 
     def _plan(self) -> tuple[list[tuple[Sequence, int]], bool]:
         """The chunks of the next step, with room made for them; and whether somebody lacks room still."""
-        line = self._line() if self._hears_line() else []
+        hears = self._hears_line()
+        line = self._line() if hears else []
         while True:
             running = [self._demand(slot, sequence, forecast=bool(line)) for slot, sequence in enumerate(self.running)]
             waiting = (self._demand(slot, sequence) for slot, sequence in line)
@@ -302,9 +306,10 @@ class EngineCore:
             if not plan.lacking or not self._make_room(plan, spared):
                 break
             line = self._line()
-        if line:
-            self._deaf_until = self.clock() + DEAF_SECONDS if plan.lacking else -math.inf
-            self._refused = self.cache.pool.num_available
+        if hears:
+            self._is_refused = bool(line) and plan.lacking > 0
+            self._deaf_until = self.clock() + DEAF_SECONDS if plan.lacking or not line else -math.inf
+            self._refused = self.cache.pool.num_available if line else self.cache.pool.num_pages
         chunks = [(self.running[slot], count) for slot, count in plan.running]
         for sequence, count in chunks:
             if sequence.draft.ids and count == 1:  # there was no room for it
@@ -324,10 +329,9 @@ class EngineCore:
         is_deaf = self.clock() < self._deaf_until and self.cache.pool.num_available <= self._refused
         return bool(self.waiting) and not (is_deaf and self.running)
 
-    @property
-    def _is_refused(self) -> bool:
-        """The head of the line was refused when it was last looked at: somebody lacks room."""
-        return self._deaf_until > -math.inf
+    def _listen(self) -> None:
+        """Look at the line before the next step, whatever was found the last time."""
+        self._deaf_until, self._is_refused = -math.inf, False
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter.
@@ -350,7 +354,7 @@ class EngineCore:
         return admitted
 
     def _queue(self, sequence: Sequence) -> None:
-        self._deaf_until = -math.inf
+        self._listen()
         insort(self.waiting, sequence, key=_rank)
 
     def _make_room(self, plan: Plan, spared: List[Lease]) -> bool:
@@ -504,7 +508,7 @@ class EngineCore:
     def _leave(self, sequence: Sequence) -> None:
         queue = next(queue for queue in (self.running, self.waiting, self.held) if sequence in queue)
         queue.remove(sequence)
-        self._deaf_until = -math.inf
+        self._listen()
         sequence.lease.is_wanted = False
         if sequence.lease.is_running:
             self.cache.suspend(sequence.lease, sequence.tokens.token_ids)

@@ -7,6 +7,7 @@ task's number over and over, everything else a number of its own, so that the pr
 
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cache
 from random import Random
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -33,6 +34,8 @@ FIRST_OWN_ID = 1 << 20
 """Ids below it are tasks, plus one."""
 VOCAB_SIZE = 1 << 31
 TOOL = "tool"
+MEAN_EPISODES = 400
+"""Over which the mean context is taken."""
 
 
 class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -65,21 +68,26 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
         """How many ids a turn has, its end counted."""
         return _count(Random(seed), self.sampled_tokens)
 
-    def mean_context(self, episodes: int = 400) -> float:
+    def mean_context(self) -> float:
         """Ids of the context at the end of a turn, over the turns of many episodes."""
-        total = turns = 0
-        for number in range(episodes):
-            context = self.prompt_tokens
-            for call in [Call(0.0, 0), *self.episode(seeds.derive(0, "mean", number)).calls]:
-                sampled = self.turn_tokens(seeds.derive(0, "mean", number, turns))
-                context = min(context + call.tokens + sampled, self.context_tokens)
-                total, turns = total + context, turns + 1
-        return total / turns
+        return _mean_context(self)
 
     def _seconds(self, draw: Random) -> float:
         if draw.random() < self.quick_share:
             return draw.expovariate(1 / self.quick_seconds)
         return self.slow_seconds + draw.paretovariate(self.slow_exponent)
+
+
+@cache
+def _mean_context(traffic: Traffic) -> float:
+    total = turns = 0
+    for number in range(MEAN_EPISODES):
+        context = traffic.prompt_tokens
+        for call in [Call(0.0, 0), *traffic.episode(seeds.derive(0, "mean", number)).calls]:
+            sampled = traffic.turn_tokens(seeds.derive(0, "mean", number, turns))
+            context = min(context + call.tokens + sampled, traffic.context_tokens)
+            total, turns = total + context, turns + 1
+    return total / turns
 
 
 class Call(NamedTuple):

@@ -51,13 +51,13 @@ class CacheTtl:
         self._ttls: dict[int, float] = {}
         """By the number of the lease."""
 
-    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+    def on_pause(self, lease: LeaseView, rates: Rates) -> Kind:
         """Pins it for that time."""
-        reload = pool.rates.copying(lease.unshared) or pool.rates.prefill(0, lease.tokens) or 0.0
+        reload = rates.copying(lease.unshared) or rates.prefill(0, lease.tokens) or 0.0
         known = self._durations.get(lease.tool, [])
         if len(known) < COLD_CALLS:
             known = self._durations[""] if len(self._durations[""]) >= COLD_CALLS else []
-        self._ttls[lease.number] = best_ttl(known[-512:], pool.rates.wait + reload)
+        self._ttls[lease.number] = best_ttl(known[-512:], rates.wait + reload)
         return "keep" if self._ttls[lease.number] > 0 else "cache"
 
     def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
@@ -90,7 +90,7 @@ class InferCept:
     uses_host = True
     spares_returning = False
 
-    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+    def on_pause(self, lease: LeaseView, rates: Rates) -> Kind:
         """Leaves it until somebody lacks pages: its waste is none before."""
         return "cache"
 

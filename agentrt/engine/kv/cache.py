@@ -15,7 +15,7 @@ from agentrt.engine.kv.lease import IllegalMoveError, Lease, Pause, Rank, State
 from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, pages_of
 from agentrt.engine.kv.policy import EVERYBODY, Kind, LeaseView, Lru, Policy, PoolView
 from agentrt.engine.kv.radix import DEVICE, HOST, Namespace, Node, RadixTree, Rows
-from agentrt.engine.kv.rates import StepCosts
+from agentrt.engine.kv.rates import Rates, StepCosts
 from agentrt.engine.kv.tiers import Host, HostTier, Job, no_host
 
 PINNED_SHARE = 0.6
@@ -52,8 +52,8 @@ class KVCache:
         """Pages of group 0 in pinned leases; one that several pinned leases share counts for each."""
         self._leases: dict[Lease, None] = {}  # in order of last use
         self._parked: dict[Lease, None] = {}  # in the order they were parked
-        self.num_parking = 0
-        """Leases whose pages come free when their copies have been made."""
+        self._parking: dict[Lease, None] = {}
+        """Those whose pages come free when their copies have been made."""
         self.num_reprefilled = 0
         """Ids computed again whose KV was there once."""
         self._opened = self._enrolled = 0
@@ -206,7 +206,7 @@ class KVCache:
         lease.pause = pause
         lease.meter.pause(self.clock())
         if lease.state in (State.CACHED, State.PINNED):
-            self._apply(lease, self.policy.on_pause(self._view(0, lease, self.clock()), self._pool_view()))
+            self._apply(lease, self.policy.on_pause(self._view(0, lease, self.clock()), self._rates()))
 
     def unpause(self, lease: Lease) -> None:
         """The tool has ended and a turn follows: what is parked comes back at once, if there is room."""
@@ -258,7 +258,7 @@ class KVCache:
         (`is_stuck`) and the policy gives up nothing, its pins are revoked.
         """
         goal = self.pool.num_available + lacking
-        coming = sum(self.pages_for(lease.unshared) for lease in self._leases if lease.state is State.PARKING)
+        coming = sum(self.pages_for(lease.unshared) for lease in self._parking)
         leases = [lease for lease in self._leases if lease.state in REVOCABLE and lease not in spared]
         if coming >= lacking or not leases:
             return False
@@ -319,7 +319,7 @@ class KVCache:
     def wait_for_parking(self) -> bool:
         """Wait until copies of leases that are being parked have ended; False if there are none, or they do not end."""
         self.tier.pump(math.inf)
-        return self.num_parking > 0 and self.tier.wait(COPY_SECONDS, "save")
+        return bool(self._parking) and self.tier.wait(COPY_SECONDS, "save")
 
     def arriving(self, lease: Lease) -> int:
         """Ids whose KV is in its pages, or is being copied to them."""
@@ -344,6 +344,7 @@ class KVCache:
         for lease in self._leases:
             self._check_lease(lease)
         assert set(self._parked) == {lease for lease in self._leases if lease.state is State.PARKED}
+        assert set(self._parking) == {lease for lease in self._leases if lease.state is State.PARKING}
         pinned = [len(lease.pages) for lease in self._leases if lease.state is State.PINNED]
         assert self.num_pinned == sum(pinned) <= PINNED_SHARE * self.pool.num_pages, "too much is pinned"
 
@@ -376,9 +377,11 @@ class KVCache:
         lease.move(state)
         pages = len(lease.pages)
         self.num_pinned += pages * ((state is State.PINNED) - (before is State.PINNED))
-        self.num_parking += (state is State.PARKING) - (before is State.PARKING)
+        self._parking.pop(lease, None)
         self._parked.pop(lease, None)
-        if state is State.PARKED:
+        if state is State.PARKING:
+            self._parking[lease] = None
+        elif state is State.PARKED:
             self._parked[lease] = None
             self._refused = 0
 
@@ -410,7 +413,11 @@ class KVCache:
 
     def _make_host_room(self, lease: Lease) -> bool:
         """Room on the host for a lease, if need be in the place of those that wait outside, the latest opened first."""
-        while not self.tier.make_room(lease):
+        free, has_room = self.tier.pools[0].num_free, self.tier.make_room(lease)
+        if self.tier.pools[0].num_free > free:  # copies of what leases have on the device may have made way
+            for one in self._leases:
+                one.is_saved = one.is_saved and self.tier.is_saved(one)
+        while not has_room:
             outside = [parked for parked in self._parked if _place(parked) > max(self._inside.with_kv, _place(lease))]
             if not outside:
                 return False
@@ -418,6 +425,7 @@ class KVCache:
             self._move(last, State.DROPPED)
             self._anchor(last, None)
             self._recount(last)
+            has_room = self.tier.make_room(lease)
         return True
 
     def _take_over(self, lease: Lease, node: Node | None, table: Rows) -> None:
@@ -503,17 +511,15 @@ class KVCache:
     def _view(self, slot: int, lease: Lease, now: float) -> LeaseView:
         pause, hints = lease.pause, lease.hints
         tokens = lease.computed or (lease.anchor.end * self.page_size if lease.anchor else 0)
-        view = LeaseView(
-            slot, lease.state, tokens, lease.unshared, lease.is_saved, lease.number, lease.is_wanted, group=hints.group,
-            members_left=hints.members_left, is_filtered=hints.is_filtered, oldest_version=hints.oldest_version,
-            context=lease.high_water, rank=_place(lease), is_running=lease.is_running,
-        )  # fmt: skip
-        if pause is None:
-            return view
-        return view._replace(
-            tool=pause.tool, arguments=pause.arguments, elapsed=now - pause.since,
-            eta=None if pause.eta is None else pause.eta - now,
-            deadline=None if pause.deadline is None else pause.deadline - now,
+        tool, arguments, elapsed, eta, deadline = "", "", 0.0, None, None
+        if pause is not None:
+            tool, arguments, elapsed = pause.tool, pause.arguments, now - pause.since
+            eta = None if pause.eta is None else pause.eta - now
+            deadline = None if pause.deadline is None else pause.deadline - now
+        return LeaseView(
+            slot, lease.state, tokens, lease.unshared, lease.is_saved, lease.number, lease.is_wanted, tool, arguments, elapsed,
+            eta, deadline, hints.group, hints.members_left, hints.is_filtered, hints.oldest_version, lease.high_water,
+            _place(lease), lease.is_running,
         )  # fmt: skip
 
     def _by_rank(self, now: float) -> Iterator[LeaseView]:
@@ -523,12 +529,26 @@ class KVCache:
 
     def _pool_view(self) -> PoolView:
         host = self.tier.pools[0]
-        parked = sum(self.pages_for(lease.unshared) for lease in self._parked if _place(lease) <= self._inside.with_kv)
-        token_bytes, speed = sum(self.tier.page_bytes) / self.page_size, self.tier.copier.bytes_per_second
         return PoolView(
-            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, host.num_pages - parked,
-            rates=self.costs.rates(token_bytes, speed), inside=self._inside,
+            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, self._host_room(),
+            rates=self._rates(), inside=self._inside,
         )  # fmt: skip
+
+    def _rates(self) -> Rates:
+        return self.costs.rates(sum(self.tier.page_bytes) / self.page_size, self.tier.copier.bytes_per_second)
+
+    def _host_room(self) -> int:
+        """Pages of the host that a lease can have: all but those that others are parked with, will be, or come back from.
+
+        Those that wait outside make way. What lies above the pages of a parked lease stays, whoever else has it.
+        """
+        staying = {
+            node
+            for lease in (*self._parked, *self._parking, *self.tier.loading)
+            if lease.anchor and (lease.state is not State.PARKED or _place(lease) <= self._inside.with_kv)
+            for node in lease.anchor.path()
+        }
+        return self.tier.pools[0].num_pages - sum(node.length for node in staying)
 
     def _leave_behind(self, lease: Lease, ids: IntArray) -> None:
         """Let go of what no window needs any more, were it to go on from its last whole page."""

@@ -102,7 +102,7 @@ class Policy(Protocol):
     def spares_returning(self) -> bool:
         """A newcomer that must leave room for conversations that are expected back does not get their pages either."""
 
-    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+    def on_pause(self, lease: LeaseView, rates: Rates) -> Kind:
         """As a tool starts. Asked for each pause, so it must not cost more than microseconds."""
 
     def on_resume(self, lease: LeaseView, *, is_cut: bool) -> None:
@@ -131,7 +131,7 @@ class Lru:
     uses_host: bool = True
     spares_returning = True
 
-    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+    def on_pause(self, lease: LeaseView, rates: Rates) -> Kind:
         """Leaves it as it is."""
         return "cache"
 
@@ -160,7 +160,7 @@ class FixedTtl:
     uses_host: bool = True
     spares_returning = True
 
-    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+    def on_pause(self, lease: LeaseView, rates: Rates) -> Kind:
         """Pins it."""
         return "keep"
 

@@ -16,7 +16,8 @@ A pool in which more conversations take turns than fit it moves or computes KV a
 that came first, as fill it (`Priced.inside`); the others wait outside, and what KV they have makes way first.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from agentrt.engine.kv.lease import Rank
@@ -38,7 +39,7 @@ MOST_OVERFILL, CHEAP = 0.6, 0.01
 """What more is let in where it costs no more than these seconds to give up a conversation."""
 SOON = 2.0
 """Seconds."""
-OUTSIDE, PAUSED, WANTED = range(3)
+OUTSIDE, PAUSED, WANTED, NOBODY = range(4)
 """Leases in the order in which they make room."""
 
 
@@ -47,6 +48,13 @@ class GiveUp(NamedTuple):
 
     kind: Kind
     seconds: float
+
+
+class _Choice(NamedTuple):
+    order: tuple[int, float]
+    slot: int
+    lease: LeaseView
+    kind: Kind
 
 
 def memory_price(pool: PoolView) -> float:
@@ -87,7 +95,7 @@ class Priced:
     def __init__(self) -> None:
         self.times = ToolTimes()
 
-    def on_pause(self, lease: LeaseView, pool: PoolView) -> Kind:
+    def on_pause(self, lease: LeaseView, rates: Rates) -> Kind:
         """Leaves it: revocable at any time, which costs nothing while nobody lacks pages."""
         return "cache"
 
@@ -100,21 +108,7 @@ class Priced:
 
         If nobody can go on otherwise all of them, those last whose turns wait to be let in.
         """
-        price = memory_price(pool)
-        places = {lease.slot: place for place, lease in enumerate(sorted(leases, key=lambda lease: lease.rank))}
-        ranked: list[tuple[tuple[int, float], LeaseView, Kind]] = []
-        for lease in leases:
-            way = give_up(lease, pool.rates, price, has_host=pool.host_free > lease.unshared // pool.page_size)
-            if lease.rank > pool.inside.with_kv:
-                order = OUTSIDE, -float(places[lease.slot])
-            elif lease.is_wanted:
-                order = WANTED, -float(places[lease.slot])
-            else:
-                order = PAUSED, -self._excess(lease, way, price)
-            if pool.is_stuck or order < (PAUSED, 0.0):
-                ranked.append((order, lease, way.kind))
-        ranked.sort(key=lambda item: item[0])
-        return enough(((lease, kind) for _, lease, kind in ranked), pool)
+        return enough(self._in_order(leases, pool), pool)
 
     def prefetch(self, leases: Sequence[LeaseView], pool: PoolView) -> list[int]:
         """Whose turn waits, in the order they were opened; then those most likely to be back by the time they are here."""
@@ -136,6 +130,34 @@ class Priced:
             if used > (STAY + more) * room:
                 return Inside(lease.rank, without)
         return Inside(EVERYBODY.with_kv, without)
+
+    def _in_order(self, leases: Sequence[LeaseView], pool: PoolView) -> Iterator[tuple[LeaseView, Kind]]:
+        """Who is given up and how, those first that go first. What the host has no room for beside those before it is priced
+        as if there were no host, and comes where it belongs then."""
+        price, room, last = memory_price(pool), pool.host_free, (NOBODY if pool.is_stuck else PAUSED, 0.0)
+        places = {lease.slot: place for place, lease in enumerate(sorted(leases, key=lambda lease: lease.rank))}
+        heap = [self._choice(lease, pool, price, places[lease.slot], room) for lease in leases]
+        heapify(heap)
+        while heap and heap[0].order < last:
+            order, slot, lease, kind = heappop(heap)
+            pages = lease.unshared // pool.page_size
+            if kind == "park" and pages > room:
+                heappush(heap, self._choice(lease, pool, price, places[slot], room))
+                continue
+            if kind == "park" and order[0] != OUTSIDE:
+                room -= pages
+            yield lease, kind
+
+    def _choice(self, lease: LeaseView, pool: PoolView, price: float, place: int, room: int) -> "_Choice":
+        has_host = lease.unshared // pool.page_size <= room
+        way = give_up(lease if has_host else lease._replace(is_saved=False), pool.rates, price, has_host=has_host)
+        if lease.rank > pool.inside.with_kv:
+            order = OUTSIDE, -float(place)
+        elif lease.is_wanted:
+            order = WANTED, -float(place)
+        else:
+            order = PAUSED, -self._excess(lease, way, price)
+        return _Choice(order, lease.slot, lease, way.kind)
 
     def _overfill(self, leases: Sequence[LeaseView], pool: PoolView) -> float:
         """How much more may be let in: the less, the more it costs to give up a conversation of middling length."""

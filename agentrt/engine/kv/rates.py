@@ -15,6 +15,8 @@ ENOUGH_STEPS = 32
 SCALES = (1.0, 1e-3, 1e-6, 1e-6)
 """Of the four, so that they are of one size in the fit."""
 SMOOTHING = 0.05
+REPEATS = 8
+"""Steps of the same decodes say nearly the same: one in so many is counted."""
 UNSURE = 1e6
 """The variance that each is given before anything was seen."""
 
@@ -58,7 +60,9 @@ class StepCosts:
             (none, none, unsure, none),
             (none, none, none, unsure),
         ]
-        self._steps = 0
+        self._steps = self._repeats = 0
+        self._decodes = -1.0
+        """Rows of the step before, if it was one of decodes only."""
         self._fixed_share, self._wait = 1.0, 0.0
 
     def note(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
@@ -74,6 +78,10 @@ class StepCosts:
 
     def note_work(self, rows: float, row_keys: float, decode_keys: float, seconds: float) -> None:
         """A step took `seconds` for so many rows, pairs of a prompt's row and a key, and keys of decodes."""
+        self._repeats = self._repeats + 1 if rows == self._decodes and not row_keys else 0
+        self._decodes = -1.0 if row_keys else rows
+        if self._repeats % REPEATS:
+            return
         self._fit((1.0, rows, row_keys, decode_keys), seconds)
         self._steps += 1
         if seconds > 0 and self._steps >= ENOUGH_STEPS:

@@ -123,6 +123,11 @@ class HostTier:
         return bool(self._jobs["load"])
 
     @property
+    def loading(self) -> list[Lease]:
+        """Those to whose pages copies from the host are under way."""
+        return [lease for job in self._jobs["load"] for lease in job.leases]
+
+    @property
     def is_idle(self) -> bool:
         """Nothing is under way, and nothing waits to be saved."""
         return not self._queue and not self.is_copying

@@ -536,6 +536,59 @@ def test_on_a_full_host_copies_of_what_the_device_has_make_way() -> None:
     assert b.said == unlimited([prompt(3), [2, 2]])
 
 
+def room_on_host(core: EngineCore) -> int:
+    """What a policy is told."""
+    return core.cache._pool_view().host_free
+
+
+def test_what_is_on_its_way_to_the_host_is_not_free_there() -> None:
+    """Five whole pages of eleven ids each. A parks, B parks, A comes back: its copy is a double then, and may make way."""
+    copier = FaultyCopier()
+    core = make_core(32, 16, copier=copier)
+    a, b = Talk(core), Talk(core)
+    a.turn(prompt(0))
+    b.turn(prompt(3))
+    settle(core)
+    assert room_on_host(core) == 16
+    copier.is_stuck = True
+    core.cache.park(a.lease)
+    assert (states(a), room_on_host(core)) == ([State.PARKING], 11)
+    copier.is_stuck = False
+    park(b)
+    core.cache.poll()
+    assert (states(a, b), room_on_host(core)) == ([State.PARKED, State.PARKED], 6)
+    a.turn([1, 1])
+    assert room_on_host(core) == 11
+    core.close(b.lease)
+    assert room_on_host(core) == 16
+
+
+def test_a_shared_prompt_takes_room_on_the_host_once() -> None:
+    """Eight pages of prompt, and one of each member's own."""
+    core = make_core(64, 64)
+    talks = [Talk(core, "g") for _ in range(3)]
+    for index, talk in enumerate(talks):
+        talk.turn([*prompt(0, 16), index, index], 1)
+    for talk, room in zip(talks, (55, 54, 53), strict=True):
+        park(talk)
+        assert room_on_host(core) == room
+
+
+def test_a_lease_whose_copy_made_way_is_not_saved_any_more() -> None:
+    """What its policy is told of it: to park it would take a copy again."""
+    core = make_core(32, 6)
+    a, b = Talk(core), Talk(core)
+    a.turn(prompt(0))
+    park(a)
+    core.cache.unpause(a.lease)
+    core.cache.poll()
+    core.cache.poll()
+    assert (states(a), a.lease.is_saved) == ([State.CACHED], True)
+    b.turn(prompt(3))
+    park(b)
+    assert (states(a, b), a.lease.is_saved) == ([State.CACHED, State.PARKED], False)
+
+
 class FirstOnly(Priced):
     """Lets in whoever comes first."""
 

@@ -179,6 +179,24 @@ def test_no_more_is_given_up_than_is_lacking() -> None:
     assert len(Priced().make_room(leases, POOL._replace(lacking=25))) == 3
 
 
+def test_what_the_host_has_no_room_for_is_weighed_as_if_there_were_none() -> None:
+    """32,768 ids are 2,048 pages. Beyond 0.288 s it is cheaper to park one; to compute it again costs as much as 42 s of it."""
+    leases = [lease(0, eta=400.0), lease(1, eta=4.0), lease(2, eta=2.0)]
+    lacking = POOL._replace(lacking=9000)
+    assert Priced().make_room(leases, lacking) == [(0, "park"), (1, "park"), (2, "park")]
+    assert Priced().make_room(leases, lacking._replace(host_free=2 * 2048)) == [(0, "park"), (1, "park")]
+    assert Priced().make_room(leases[1:], lacking._replace(host_free=2048)) == [(1, "park")]
+    assert Priced().make_room(leases, lacking._replace(host_free=0)) == [(0, "drop")]
+    stuck = lacking._replace(host_free=2048, is_stuck=True)
+    assert Priced().make_room(leases, stuck) == [(0, "park"), (1, "drop"), (2, "drop")]
+
+
+def test_a_copy_whose_place_is_promised_to_another_does_not_count() -> None:
+    """One was saved; the other goes first, and takes the room that the copy has."""
+    leases = [lease(0, eta=400.0), lease(1, eta=4.0, is_saved=True)]
+    assert Priced().make_room(leases, POOL._replace(lacking=9000, host_free=2048)) == [(0, "park")]
+
+
 def test_waiting_turns_and_the_soonest_come_back_first() -> None:
     parked = [lease(0, elapsed=100.0), lease(1, elapsed=0.5), lease(2, eta=0.02), lease(3, is_wanted=True)]
     assert Priced().prefetch(parked, POOL) == [3, 2, 1, 0]
@@ -241,12 +259,12 @@ def test_continuums_time_to_keep() -> None:
 def test_continuum_pins_and_lets_go() -> None:
     policy = CacheTtl()
     rates = QWEN3_8B._replace(wait=1.0)
-    assert policy.on_pause(lease(number=7), POOL._replace(rates=rates)) == "keep"
+    assert policy.on_pause(lease(number=7), rates) == "keep"
     ttl = math.log(1 + 0.0966)
     assert policy.make_room([lease(number=7, elapsed=ttl - 0.01)], POOL) == []
     assert policy.make_room([lease(number=7, elapsed=ttl + 0.01)], POOL)
     assert policy.make_room([lease(number=7, elapsed=0.0)], POOL._replace(is_stuck=True))
-    assert policy.on_pause(lease(number=8), POOL) == "cache", "no wait: nothing is worth a pin"
+    assert policy.on_pause(lease(number=8), QWEN3_8B) == "cache", "no wait: nothing is worth a pin"
 
 
 @pytest.mark.parametrize(("eta", "kept"), [(0.19, True), (0.2, False)])
