@@ -11,7 +11,7 @@ GRPO's own with `--group-mean`). What the episodes of some groups have in common
 for 10 steps and then falls to 0 in a line. The new weights go into the engine between two of its steps. Evaluation is on
 other tasks, at the same temperature, apart from all counts.
 
-A run is a folder in that of `-o`: all trajectories, `steps.jsonl`, a checkpoint. Beside it `table.md` and `curves.svg` of
+A run is a folder in that of `-o`: all trajectories, `steps.jsonl`, a checkpoint. Beside it `table.md` and `curves.png` of
 all runs that are there.
 """
 
@@ -30,6 +30,7 @@ from typing import Any
 import anyio
 import msgspec
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -224,14 +225,14 @@ def read_steps(folder: Path) -> list[dict[str, Any]]:
 
 
 def report(output: Path) -> None:
-    """Write `table.md` and `curves.svg` of all runs in a folder that have taken a step, and print the table."""
+    """Write `table.md` and `curves.png` of all runs in a folder that have taken a step, and print the table."""
     runs = {path.parent.name: read_steps(path.parent) for path in sorted(output.glob("*/steps.jsonl"))}
     runs = {name: lines for name, lines in runs.items() if len(lines) > 1}
     if not runs:
         return
     text = table(runs)
     (output / "table.md").write_text(text)
-    (output / "curves.svg").write_text(curves(runs))
+    draw(runs).savefig(output / "curves.png", dpi=150)
     print(text)
 
 
@@ -253,35 +254,19 @@ def table(runs: dict[str, list[dict[str, Any]]]) -> str:
     return "\n".join([*outcome, "", *spent, "", *side, ""])
 
 
-COLORS = ("#c40", "#07a", "#392", "#a4a", "#b80", "#088", "#555", "#d5a")
-WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 640, 340, 50, 20, 290
-
-
-def curves(runs: dict[str, list[dict[str, Any]]]) -> str:
-    """Eval reward over steps, and thinly the reward of the training batches, as an SVG."""
-    last = max(line["step"] for lines in runs.values() for line in lines)
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" ']
-    parts.append(f'font-size="12"><rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>')
-
-    def place(step: int, value: float) -> str:
-        return f"{LEFT + (WIDTH - 2 * LEFT) * step / last:.1f},{BOTTOM - (BOTTOM - TOP) * value:.1f}"
-
-    def line(points: list[tuple[int, float]], color: str, width: float) -> str:
-        path = " ".join(place(*point) for point in points)
-        return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="{width}"/>'
-
-    for tick in range(5):
-        parts.append(line([(0, tick / 4), (last, tick / 4)], "#ddd", 1))
-        parts.append(f'<text x="12" y="{BOTTOM + 4 - (BOTTOM - TOP) * tick / 4:.0f}">{tick / 4:.2f}</text>')
-    for index, (name, lines) in enumerate(runs.items()):
-        color = COLORS[index % len(COLORS)]
-        parts.append(line([(one["step"], one["reward"]) for one in lines if "reward" in one], color, 0.4))
-        parts.append(line([(one["step"], one["eval"]) for one in lines if "eval" in one], color, 2))
-        parts.append(f'<text x="{LEFT + 8}" y="{BOTTOM - 8 - 15 * index}" fill="{color}">{name}</text>')
-    parts.append(
-        f'<text x="{LEFT}" y="{BOTTOM + 18}">step 0</text><text x="{WIDTH - LEFT}" y="{BOTTOM + 18}">{last}</text>'
-    )
-    return "".join([*parts, "</svg>\n"])
+def draw(runs: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Eval reward over steps, and thinly the reward of the training batches."""
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for name, lines in runs.items():
+        trained, tested = lines[1:], [one for one in lines if "eval" in one]
+        (curve,) = axes.plot([one["step"] for one in tested], [one["eval"] for one in tested], "o-", label=name)
+        rewards = [one["reward"] for one in trained]
+        axes.plot([one["step"] for one in trained], rewards, color=curve.get_color(), linewidth=0.4)
+    axes.set(xlabel="gradient steps", ylabel="mean reward", ylim=(0.5, 1.0))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
 
 
 def main() -> None:
