@@ -101,7 +101,7 @@ def plan_step(
     ran, unless nothing runs beside it: no request waits for a tool alone.
     """
     ready = [demand for demand in running if not demand.is_loading]
-    decodes = [demand for demand in ready if demand.missing == 1]
+    decodes = [demand for demand in ready if demand.known - demand.computed == 1]
     left = _after(decodes, capacity)
     if min(left.pages, left.rows) < 0 and any(demand.drafted for demand in decodes):  # drafts make way first
         decodes = [demand._replace(drafted=0) for demand in decodes]

@@ -95,7 +95,8 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """True if all that is missing is the KV of the id sampled last."""
-        return self.num_sampled > 0 and self.num_uncomputed == 1
+        length = len(self.tokens.token_ids)
+        return not self.num_scored and length > self.context_tokens and length - self.lease.computed == 1
 
     @property
     def is_finished(self) -> bool:

@@ -133,7 +133,7 @@ class KVCache:
 
     def grow(self, lease: Lease, tokens: int) -> None:
         """Room for the KV of `tokens` ids in all; evicts what it must. The scheduler has made sure that it can."""
-        missing = self.pages_for(tokens) - len(lease.pages)
+        missing = -(-tokens // self.page_size) - len(lease.table[0])
         if missing > 0:
             for group, row in enumerate(lease.table):
                 row.extend(self._take(group, missing))

@@ -20,7 +20,7 @@ from agentrt.engine.kv.policy import Inside, LeaseView, PoolView
 from agentrt.engine.kv.priced import Priced
 from agentrt.engine.kv.radix import HOST
 from agentrt.engine.sequence import Sequence
-from agentrt.engine.step import EngineCore, StallError
+from agentrt.engine.step import DEAF_SECONDS, EngineCore, StallError
 from agentrt.testing.copier import FaultyCopier
 from agentrt.testing.toy import ToyRunner, hashed_logits
 
@@ -625,6 +625,26 @@ def test_those_outside_wait_while_somebody_runs() -> None:
     assert first.is_finished
     drain(core)
     assert second.num_sampled == 2, "nobody runs, so they may"
+
+
+def test_a_line_of_which_nobody_is_let_in_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = [0.0], []
+    core = make_core(32, clock=lambda: now[0])
+    core.cache.policy = FirstOnly()
+    a, b = Talk(core), Talk(core)
+    a.ask(prompt(0), 9)
+    core.step()
+    b.ask(prompt(3), 2)
+    monkeypatch.setattr(core, "_line", lambda line=core._line: looks.append(line()) or looks[-1])
+    for _ in range(4):
+        core.step()
+    assert looks == [[]]
+    now[0] += 2 * DEAF_SECONDS
+    core.step()
+    core.step()
+    assert looks == [[], []]
+    drain(core)
+    assert b.sequence.num_sampled == 2, "as soon as nobody else runs"
 
 
 def test_siblings_share_one_copy_on_the_host() -> None:

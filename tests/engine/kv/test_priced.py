@@ -13,7 +13,7 @@ from agentrt.engine.kv.lease import Pause, State
 from agentrt.engine.kv.policy import EVERYBODY, Inside, LeaseView, PoolView
 from agentrt.engine.kv.priced import NEXT_HOLD, Priced, give_up, holding_costs_more, memory_price
 from agentrt.engine.kv.radix import Namespace
-from agentrt.engine.kv.rates import ENOUGH_STEPS, Rates, StepCosts
+from agentrt.engine.kv.rates import ENOUGH_STEPS, REPEATS, Rates, StepCosts
 from agentrt.engine.kv.tooltime import UNKNOWN, Foretold, Measured
 
 KIB, GB = 1024, 1e9
@@ -246,6 +246,16 @@ def test_nothing_is_known_of_a_few_steps() -> None:
     for _ in range(ENOUGH_STEPS - 1):
         costs.note([(0, 100)], 0.01)
     assert costs.rates(1.0, 1.0).prefill(0, 100) is None
+
+
+def test_of_steps_of_the_same_decodes_one_in_eight_is_counted() -> None:
+    """The first, the ninth ...: 31 of 248. A prompt, or another number of decodes, is counted at once."""
+    costs = StepCosts()
+    for _ in range(REPEATS * (ENOUGH_STEPS - 1)):
+        costs.note([(5000, 1)] * 4, 0.01)
+    assert costs.rates(1.0, 1.0).per_row is None
+    costs.note([(5000, 1)] * 5, 0.01)
+    assert costs.rates(1.0, 1.0).per_row is not None
 
 
 def test_continuums_time_to_keep() -> None:
