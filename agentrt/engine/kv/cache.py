@@ -292,9 +292,11 @@ class KVCache:
 
     def prefetch(self, budget_bytes: float) -> None:
         """Bring parked leases back to pages that nobody needs: what fits the budget, but one at least."""
+        if not self._parked or self.tier.is_loading:
+            return
         spare = int(HEADROOM * self.pool.num_pages)
         slack = self.pool.num_available - spare
-        if not self._parked or slack <= self._refused or self.tier.is_loading:
+        if slack <= self._refused:
             return
         leases, now = list(self._parked), self.clock()
         views = [self._view(slot, lease, now) for slot, lease in enumerate(leases)]
@@ -413,7 +415,8 @@ class KVCache:
 
     def _make_host_room(self, lease: Lease) -> bool:
         """Room on the host for a lease, if need be in the place of those that wait outside, the latest opened first."""
-        free, has_room = self.tier.pools[0].num_free, self.tier.make_room(lease)
+        leases = [lease, *self._parking]
+        free, has_room = self.tier.pools[0].num_free, self.tier.make_room(leases)
         if self.tier.pools[0].num_free > free:  # copies of what leases have on the device may have made way
             for one in self._leases:
                 one.is_saved = one.is_saved and self.tier.is_saved(one)
@@ -425,7 +428,7 @@ class KVCache:
             self._move(last, State.DROPPED)
             self._anchor(last, None)
             self._recount(last)
-            has_room = self.tier.make_room(lease)
+            has_room = self.tier.make_room(leases)
         return True
 
     def _take_over(self, lease: Lease, node: Node | None, table: Rows) -> None:

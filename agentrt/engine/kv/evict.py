@@ -4,20 +4,24 @@ Only pages that nobody but the tree holds. A page of the device that has a copy 
 restored; one without leaves nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
 
 from agentrt.engine.kv.pages import NONE
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
 
-def evict(tree: RadixTree, count: int, tier: int = DEVICE, *, doubles: bool = False) -> int:
+def evict(
+    tree: RadixTree, count: int, tier: int = DEVICE, *, doubles: bool = False, spared: Collection[Node] = ()
+) -> int:
     """Free up to `count` pages of group 0 on a tier; what other groups have at the same places goes with them.
 
     On the host the places of open leases stay, for that copy may be all they have; but for `doubles`, whose place somebody
-    holds on the device. Returns how many pages it freed.
+    holds on the device. Nodes that are `spared` keep what they have. Returns how many pages it freed.
     """
-    heap = [(*_rank(node), node) for node in tree.nodes() if _is_candidate(tree, node, tier, doubles)]
+    heap = [
+        (*_rank(node), node) for node in tree.nodes() if node not in spared and _is_candidate(tree, node, tier, doubles)
+    ]
     heapify(heap)
     freed = 0
     while heap and freed < count:
@@ -25,7 +29,7 @@ def evict(tree: RadixTree, count: int, tier: int = DEVICE, *, doubles: bool = Fa
         parent = node.parent
         freed += _evict_tail(tree, node, tier, count - freed)
         tree.trim(node)
-        if parent is not None and _is_candidate(tree, parent, tier, doubles):
+        if parent is not None and parent not in spared and _is_candidate(tree, parent, tier, doubles):
             heappush(heap, (*_rank(parent), parent))
     return freed
 

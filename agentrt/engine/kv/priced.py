@@ -37,6 +37,8 @@ ENTER, STAY = 0.95, 1.2
 for one to go on with what it has. Between the two nobody goes in and out."""
 MOST_OVERFILL, CHEAP = 0.6, 0.01
 """What more is let in where it costs no more than these seconds to give up a conversation."""
+HOST_PART = 0.5
+"""Of the host's room, at most, for what is let in beyond the pool: the rest is for those whose tools go on for long."""
 SOON = 2.0
 """Seconds."""
 OUTSIDE, PAUSED, WANTED, NOBODY = range(4)
@@ -160,16 +162,20 @@ class Priced:
         return _Choice(order, lease.slot, lease, way.kind)
 
     def _overfill(self, leases: Sequence[LeaseView], pool: PoolView) -> float:
-        """How much more may be let in: the less, the more it costs to give up a conversation of middling length."""
+        """How much more may be let in: the less, the more it costs to give up a conversation of middling length.
+
+        What counts is the size of the host. What is free on it changes from one moment to the next; conversations would be
+        let in and sent out again with it, and each time one is sent out its KV makes way.
+        """
         contexts = [lease.context for lease in leases if lease.context]
         if not contexts:
             return 0.0
         typical = sum(contexts) // len(contexts)
         lease = leases[0]._replace(tokens=typical, unshared=typical, is_saved=False)
-        has_host = pool.host_free * pool.page_size > typical
+        has_host = pool.host_pages * pool.page_size > typical
         price = pool.rates.fixed_share / (pool.pages * pool.page_size)
         cost = give_up(lease, pool.rates, price, has_host=has_host).seconds
-        return MOST_OVERFILL * min(CHEAP / cost, 1.0) if cost else 0.0
+        return min(MOST_OVERFILL * min(CHEAP / cost, 1.0), HOST_PART * pool.host_pages / pool.pages) if cost else 0.0
 
     def _soon(self, lease: LeaseView) -> float:
         """The chance that it is at work soon."""

@@ -17,7 +17,7 @@ from itertools import islice
 from typing import Literal, NamedTuple, Protocol
 
 from agentrt.engine.kv.evict import evict, evict_window
-from agentrt.engine.kv.lease import Lease, State
+from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, away
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
@@ -141,17 +141,17 @@ class HostTier:
         lease.is_queued = True
         (self._queue.appendleft if at_once else self._queue.append)(lease)
 
-    def make_room(self, lease: Lease) -> bool:
-        """Room on the host for what is not there of a lease and of those that are parked already. False if it is full.
+    def make_room(self, leases: Sequence[Lease]) -> bool:
+        """Room on the host for what is not there of leases that are to be parked. False if it is full.
 
-        What no open lease needs makes way, and what one has on the device as well.
+        What no open lease needs makes way, and what one has on the device as well; but not what these have there already.
         """
         needed = [0] * len(self.pools)
-        for one in (lease, *(queued for queued in self._queue if queued.state is State.PARKING)):
-            for _, _, group in self._unsaved(one):
-                needed[group] += 1
+        for _, _, group in {place for lease in leases for place in self._unsaved(lease)}:
+            needed[group] += 1
         if self.pools[0].num_free < needed[0] and not self._has(0, needed[0]):
-            evict(self.tree, needed[0] - self.pools[0].num_free, HOST, doubles=True)
+            spared = {node for lease in leases if lease.anchor for node in lease.anchor.path()}
+            evict(self.tree, needed[0] - self.pools[0].num_free, HOST, doubles=True, spared=spared)
         return all(self._has(group, count) for group, count in enumerate(needed))
 
     def is_saved(self, lease: Lease) -> bool:
@@ -191,6 +191,8 @@ class HostTier:
 
     def pump(self, budget_bytes: float) -> None:
         """Start saves for what waits, up to this many bytes, unless enough are under way."""
+        if not self._queue:
+            return
         pages = int(min(max(budget_bytes / max(self.page_bytes), 1), MOST_PAGES))
         while pages > 0 and self._queue and len(self._jobs["save"]) < JOBS_IN_FLIGHT:
             job, lease = Job("save"), self._queue[0]

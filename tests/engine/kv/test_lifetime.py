@@ -5,6 +5,7 @@ restored to the wrong place changes what is sampled, and is seen by comparing wi
 """
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable
 
@@ -587,6 +588,32 @@ def test_a_lease_whose_copy_made_way_is_not_saved_any_more() -> None:
     b.turn(prompt(3))
     park(b)
     assert (states(a, b), a.lease.is_saved) == ([State.CACHED, State.PARKED], False)
+
+
+def test_what_a_lease_has_on_the_host_makes_way_for_nobody_while_it_is_parked() -> None:
+    """A and B came back from a host of 11 pages, which has five of each still, and have seven each now. A was used longer ago.
+
+    A's two new pages take the free one and one of B's; for B's there is no place then but A's, whose copies are under way.
+    """
+    copier = FaultyCopier()
+    core = make_core(64, 11, copier=copier)
+    a, b = Talk(core), Talk(core)
+    for talk, start in ((a, 0), (b, 3)):
+        talk.turn(prompt(start))
+        park(talk)
+    a.turn([1, 1])
+    b.turn([2, 2])
+    copier.is_stuck = True
+    core.cache.park(a.lease)
+    core.cache.tier.pump(math.inf)
+    core.cache.park(b.lease)
+    copier.is_stuck = False
+    core.cache.poll()
+    assert states(a, b) == [State.PARKED, State.DROPPED]
+    a.turn([4])
+    b.turn([5])
+    assert a.said == unlimited([prompt(0), [1, 1], [4]])
+    assert b.said == unlimited([prompt(3), [2, 2], [5]])
 
 
 class FirstOnly(Priced):

@@ -143,7 +143,7 @@ def test_those_outside_make_room_first() -> None:
 def test_as_many_are_let_in_as_fill_the_pool() -> None:
     """Of 800,000 ids 95 % are 23.2 conversations of 32,768 at work, 120 % are 29.3."""
     at_work = [lease(number, context=32_768, is_running=True) for number in range(60)]
-    no_host = POOL._replace(host_free=0)
+    no_host = POOL._replace(host_pages=0, host_free=0)
     assert Priced().inside(at_work, no_host) == Inside((29,), (23,))
     assert Priced().inside(at_work[:24], no_host) == Inside((math.inf,), (23,))
     assert Priced().inside(at_work[:23], no_host) == EVERYBODY
@@ -153,6 +153,13 @@ def test_more_are_let_in_where_it_costs_little_to_give_one_up() -> None:
     """Both copies of 32,768 ids cost 0.0118 s, so 0.6 x 0.010 / 0.0118 = 51 % of the pool more."""
     at_work = [lease(number, context=32_768, is_running=True) for number in range(60)]
     assert Priced().inside(at_work, POOL) == Inside((41,), (35,))
+    assert Priced().inside(at_work, POOL._replace(host_free=0)) == Inside((41,), (35,)), "whatever is free on the host"
+
+
+def test_no_more_is_let_in_than_half_of_what_the_host_takes() -> None:
+    """A host of half the pool: 25 % of the pool more."""
+    at_work = [lease(number, context=32_768, is_running=True) for number in range(60)]
+    assert Priced().inside(at_work, POOL._replace(host_pages=25_000)) == Inside((35,), (29,))
 
 
 def test_whose_tool_goes_on_for_long_is_not_counted() -> None:
