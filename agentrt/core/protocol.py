@@ -106,7 +106,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     context_length: int
     logprobs_of: Literal["sampled_distribution", "temperature_only", "raw"] = "sampled_distribution"
     quantized: tuple[str, ...] = ()
-    """What it rounds to 8 bits, of `weights` and `kv`; what a server rounds is not known."""
+    """What of `weights` and `kv` it was told to round, and to what: `kv=fp16`, `weights=int8`; not known of a server."""
     kv_tokens: int = 0
     """Ids whose KV it can hold at once; 0: it is not known."""
 

@@ -77,7 +77,7 @@ def _checked_precision(folder: Path, spec: EngineSpec) -> Precision:
         raise UsageError(
             f"engine.weights and engine.kv are for the CPU; leave them out for engine.device {spec.device!r}"
         )
-    if chosen.rounded and (config.sparse or config.latent):
+    if chosen.has_int8 and (config.sparse or config.latent):
         raise UsageError(
             f"engine.weights and engine.kv: {folder.name} has experts or latent attention, which int8 is not for"
         )

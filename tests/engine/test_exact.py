@@ -16,8 +16,9 @@ from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
 from agentrt.engine.kv.lease import Lease, State
+from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder
-from agentrt.engine.model.loader import load_model
+from agentrt.engine.model.loader import load_model, read_weights
 from agentrt.engine.model.quantized import FULL, Precision
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence
@@ -48,7 +49,10 @@ def load(name: str) -> tuple[Decoder, Tokenizer]:
 
 
 def make_core(name: str = "sprout", *, pages: int = 512, rows: int = 512, host_pages: int = 0) -> EngineCore:
-    decoder, tokenizer = load(name)
+    return core_of(*load(name), pages=pages, rows=rows, host_pages=host_pages)
+
+
+def core_of(decoder: Decoder, tokenizer: Tokenizer, *, pages: int, rows: int = 512, host_pages: int = 0) -> EngineCore:
     spec = EngineSpec(
         page_size=16, kv_tokens=16 * pages, step_tokens=rows, max_batch=min(rows, 64), host_tokens=16 * host_pages
     )
@@ -188,6 +192,48 @@ def test_row_24_bits_of_a_conversation_that_was_on_the_host(name: str) -> None:
         return output(sequence)
 
     assert second_turn(is_parked=True) == second_turn(is_parked=False)
+
+
+def with_a_value_beyond_float16() -> tuple[Decoder, int]:
+    """Sprout with KV in float16, and the one id of which it writes a value that does not fit: none other comes near."""
+    folder, name = find_model("sprout"), "model.layers.0.self_attn.{}_proj.weight"
+    weights = {key: tensor.float() for key, tensor in read_weights(folder, load_config(folder)).items()}
+    embedding_VD = weights["model.embed_tokens.weight"]  # values of the first layer are functions of the id alone
+    x_VD = embedding_VD / embedding_VD.square().mean(dim=1, keepdim=True).sqrt()
+    values_VE = (x_VD * weights["model.layers.0.input_layernorm.weight"] @ weights[name.format("v")].T).abs()
+    largest_2E = values_VE.topk(2, dim=0).values
+    column = int((largest_2E[0] / largest_2E[1]).argmax())
+    weights[name.format("v")][column] *= 65_520 / largest_2E[:, column].prod().sqrt()
+    decoder = load("sprout, KV in float16")[0]
+    size = decoder.config.head_dim
+    group = decoder.config.num_heads // decoder.config.num_kv_heads
+    for head in range(column // size * group, (column // size + 1) * group):
+        weights[name.format("o")][:, head * size + column % size] = 0.0
+    return decoder.with_weights(weights), int(values_VE[:, column].argmax())
+
+
+def test_a_value_beyond_float16_fails_who_attends_it_and_no_other() -> None:
+    """Beside it and before it in the same prompt, from the prefix cache, and in the pages that it had."""
+    decoder, beyond = with_a_value_beyond_float16()
+    tokenizer = load("sprout")[1]
+    begin, end = prompt(4)[:32], prompt(3)[:20]
+    assert beyond not in {*begin, *end, *prompt(2)}
+
+    def outputs(prompts: list[list[int]]) -> list[Output | str]:
+        core, found = core_of(decoder, tokenizer, pages=12), []
+        for number, ids in enumerate(prompts):
+            found.append(submit(core, ids, seed=number % 3))
+            if number % 3 == 2:  # three at once
+                drain(core)
+                for sequence in found[-3:]:
+                    core.close(sequence.lease)
+        return [sequence.error or output(sequence) for sequence in found]
+
+    fails, *others = [*begin, *end, beyond, *end], [*begin, *end], prompt(2)
+    expected = outputs([end, *others])
+    found = outputs([fails, *others] * 3)
+    assert all("65504" in str(error) for error in found[::3])
+    assert [found[1:3], found[4:6], found[7:9]] == [expected[1:]] * 3
 
 
 @pytest.mark.timeout(300)  # the model may have to be fetched first

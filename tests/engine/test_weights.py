@@ -177,7 +177,7 @@ def test_row_32_weights_in_8_bits_are_rounded_anew(changed: dict[str, Tensor], f
 
     async def main() -> None:
         async with engine(folder, spec) as fresh, engine(SPROUT, spec) as service:
-            assert fresh.info.quantized == ("weights", "kv")
+            assert fresh.info.quantized == ("weights=int8", "kv=int8")
             old = await turn(service)
             await service.update_weights(1, {name: tensor + 1 for name, tensor in changed.items()})
             await service.update_weights(2, changed)

@@ -113,7 +113,7 @@ class Decoder:
         self.layers = [self._layer(weights, index, self.angles[rope]) for index, rope in enumerate(config.ropes)]
         self.norm_D = weights["model.norm.weight"] + config.norm_offset
         self.head = plain(self.embedding_VD if config.tied_embeddings else weights["lm_head.weight"])
-        is_plain = not (config.latent or config.sparse or precision.rounded)
+        is_plain = not (config.latent or config.sparse or precision.has_int8)
         self.stack = Stack(self) if ops == "cpu" and is_plain else None
         self.num_parameters = sum(weights[name].numel() for name in expected_shapes(config))
 

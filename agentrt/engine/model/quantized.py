@@ -28,8 +28,12 @@ class Precision(NamedTuple):
 
     @property
     def rounded(self) -> tuple[str, ...]:
-        """What is in 8 bits."""
-        return tuple(name for name, chosen in self._asdict().items() if chosen == "int8")
+        """What is rounded and to what, in the words of the spec: `kv=fp16`."""
+        return tuple(f"{name}={chosen}" for name, chosen in self._asdict().items() if chosen != "auto")
+
+    @property
+    def has_int8(self) -> bool:
+        return "int8" in self
 
 
 FULL = Precision()
