@@ -22,16 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, exp32, inner, ordered, ordered_bits, reducing, spread
+from agentrt_kernels.compiled import array, exp32, inner, ordered, spread
 from agentrt_kernels.half import read
+from agentrt_kernels.paged_attention.softmax import SPARE, scale_scores, weigh_scores
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.product.cpu import multiply, multiply_add
 from agentrt_kernels.product.tile import PANEL, prefetch, transpose
 
 KEYS = 64
 """Keys of a block; one page if that is larger."""
-ROWS = 8
+ROWS = 16
 """Rows of a task at most: their queries, sums and scores stay in the second-level cache."""
+MANY_LINES = 12
+"""Lines from which a block's values are brought together, in float32, before the lines are multiplied with them."""
 LINE_BYTES = 64
 """Of the processor's caches."""
 
@@ -80,10 +83,11 @@ def _attend(
 def attention_scratch(lines: int, size: int, page_size: int) -> Any:
     """What a thread works in: queries, sums, scores, peaks and totals of the lines; keys as columns; padded values."""
     keys, wide = block_pages(page_size) * page_size, (size + PANEL - 1) // PANEL * PANEL
+    across = max((keys + PANEL - 1) // PANEL * PANEL, SPARE)
     return (
         np.empty((lines, size), dtype=np.float32), np.empty((lines, wide), dtype=np.float32),
-        np.empty((lines, (keys + PANEL - 1) // PANEL * PANEL), dtype=np.float32), np.empty((2, lines), dtype=np.float32),
-        np.zeros(size * PANEL, dtype=np.float32), np.zeros(PANEL * wide, dtype=np.float32),
+        np.empty((lines + 1, across), dtype=np.float32), np.empty((2, lines), dtype=np.float32),  # a line is spare
+        np.zeros(size * PANEL, dtype=np.float32), np.zeros(keys * wide, dtype=np.float32),
     )  # fmt: skip
 
 
@@ -191,7 +195,8 @@ def _attend_block(
         for one in range(base + r * group, base + (r + 1) * group):
             scores_LT[one, first - at : mine - at].fill(np.float32(0.0))
             scores_LT[one, to - at : last - at].fill(np.float32(0.0))
-            _weigh(scores_LT[one, mine - at : to - at], np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD[one])
+            _weigh(scores_LT, mine - at, to - at, np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD)
+    in_place = wide == size and lines < MANY_LINES
     piece = first
     while piece < last:
         stop = _piece_end(piece, last, at, page_size)
@@ -200,21 +205,27 @@ def _attend_block(
         if piece + block < reach:
             following = np.int64(table_P[(piece + block) // page_size]) * page_stride + k_offset + token * size
             _fetch(pool, following, (stop - piece) * size)
-        x_at = line * across + piece - at
-        if wide == size:
+        if in_place:
+            x_at = line * across + piece - at
             for d in range(0, size, PANEL):
                 multiply_add(
                     lines, scores_LT, x_at, across, pool, place + d, size, stop - piece, sums_LD, line * wide + d, wide
                 )
         else:
             for t in range(stop - piece):
-                for d in range(size):
-                    values[t * wide + d] = read(pool, place + t * size + d)
-            for d in range(0, wide, PANEL):
-                multiply_add(
-                    lines, scores_LT, x_at, across, values, d, wide, stop - piece, sums_LD, line * wide + d, wide
-                )
+                to = (piece - first + t) * wide
+                _widen(pool, place + t * size, values[to : to + size])
         piece = stop
+    if not in_place:
+        x_at = line * across + first - at
+        for d in range(0, wide, PANEL):
+            multiply_add(lines, scores_LT, x_at, across, values, d, wide, last - first, sums_LD, line * wide + d, wide)
+
+
+@inner()
+def _widen(pool: Any, place: Any, out_D: Any) -> None:
+    for d in range(out_D.shape[0]):
+        out_D[d] = read(pool, place + d)
 
 
 @inner()
@@ -247,29 +258,15 @@ def _turn_keys(
 
 
 @inner()
-def _weigh(scores_T: Any, scale: Any, state_2L: Any, line: int, sums_D: Any) -> None:
+def _weigh(scores_LT: Any, begin: int, end: int, scale: Any, state_2L: Any, line: int, sums_LD: Any) -> None:
     """Turn a line's scores into weights, and bring what was summed before to the new peak."""
-    old = state_2L[0, line]
-    for t in range(scores_T.shape[0]):
-        scores_T[t] *= scale
-    best = ordered_bits(np.float32(old).view(np.int32))
-    for bits in scores_T.view(np.int32):  # compared as integers, which is vector code; a NaN wins or is passed over
-        best = max(best, ordered_bits(bits))
-    peak = np.int32(ordered_bits(best)).view(np.float32)
+    at, old = line * scores_LT.shape[1] + begin, state_2L[0, line]
+    peak = scale_scores(scores_LT, at, end - begin, scale, old)
     if peak != old:
         shrink = exp32(old - peak)
         state_2L[0, line] = peak
         state_2L[1, line] *= shrink
+        sums_D = sums_LD[line]
         for d in range(sums_D.shape[0]):
             sums_D[d] *= shrink
-    for t in range(scores_T.shape[0]):
-        scores_T[t] = exp32(scores_T[t] - peak)
-    state_2L[1, line] += _sum(scores_T)
-
-
-@reducing()
-def _sum(x_T: Any) -> Any:
-    total = np.float32(0.0)
-    for t in range(x_T.shape[0]):
-        total += x_T[t]
-    return total
+    state_2L[1, line] += weigh_scores(scores_LT, at, end - begin, peak)

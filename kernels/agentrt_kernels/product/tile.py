@@ -22,8 +22,8 @@ WIDTH = 8
 MOST_ROWS = 6
 """Rows of a tile at most: 6 x 2 sums, two weights and a row's element fit the 16 registers."""
 
-_INT, _FLOAT = ir.IntType(64), ir.FloatType()
-_VECTOR, _HALVES = ir.VectorType(_FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
+INT, FLOAT = ir.IntType(64), ir.FloatType()
+VECTOR, _HALVES = ir.VectorType(FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
 
 
 def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[..., None]:
@@ -33,6 +33,7 @@ def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[...
     terms, at least one, are summed, on top of what `out` has if the tile `adds`. The columns of a panel lie next to one
     another, those of the next term `panel_stride` further on. A panel of float16 has its bits as uint16. With more than one
     of the `panels`, each begins where the one before ends; a single row needs several, or it waits for its own sums.
+    One panel that nothing is added to is likely to be followed by another: that one is read ahead, term by term.
     """
 
     @intrinsic
@@ -48,16 +49,17 @@ def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[...
             inputs = [_place(builder, x, x_at, x_stride, row) for row in range(rows)]
             targets = [
                 [
-                    _vector_at(builder, _place(builder, out, out_at, out_stride, row), vector)
+                    vector_at(builder, _place(builder, out, out_at, out_stride, row), vector)
                     for vector in range(panels * PANEL // WIDTH)
                 ]
                 for row in range(rows)
             ]
-            zero = ir.Constant(_VECTOR, None)
+            zero = ir.Constant(VECTOR, None)
             before = [[builder.load(place, align=4) if adds else zero for place in row] for row in targets]
             size = builder.mul(depth, panel_stride)
             begins = [_place(builder, panel, panel_at, size, place) for place in range(panels)]
-            after = _loop(builder, inputs, begins, panel_stride, depth, is_half(signature.args[3]), before)
+            ahead = size if panels == 1 and not adds else None
+            after = _loop(builder, inputs, begins, panel_stride, depth, is_half(signature.args[3]), before, ahead)
             for places, sums in zip(targets, after, strict=True):
                 for place, total in zip(places, sums, strict=True):
                     builder.store(total, place, align=4)
@@ -83,7 +85,7 @@ def _transpose(typing: Any, x: Any, x_at: Any, x_stride: Any, out: Any, out_at: 
                     lanes = [lane if not lane & distance else lane - distance + 8 for lane in range(8)]
                     rows[row + which * distance] = _shuffle(builder, *pair, [lane + which * distance for lane in lanes])
         for row in range(8):
-            builder.store(rows[row], _vector_at(builder, _place(builder, out, args[4], args[5], row), 0), align=4)
+            builder.store(rows[row], vector_at(builder, _place(builder, out, args[4], args[5], row), 0), align=4)
         return context.get_dummy_value()
 
     return signature, generate
@@ -100,10 +102,7 @@ def _prefetch(typing: Any, x: Any, x_at: Any) -> Any:
     signature = types.void(x, types.intp)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        number, place = ir.IntType(32), element(context, builder, signature.args[0], args[0], args[1])
-        kinds = ir.IntType(8).as_pointer(), number, number, number
-        call = declared(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
-        builder.call(call, [builder.bitcast(place, kinds[0]), number(0), number(2), number(1)])
+        _read_ahead(builder, element(context, builder, signature.args[0], args[0], args[1]))
         return context.get_dummy_value()
 
     return signature, generate
@@ -113,26 +112,38 @@ prefetch: Callable[..., None] = intrinsic(_prefetch)
 """`prefetch(x, x_at)` has the line of memory of that element read to the second-level cache, for compiled code."""
 
 
+def _read_ahead(builder: Any, place: Any) -> None:
+    number = ir.IntType(32)
+    kinds = ir.IntType(8).as_pointer(), number, number, number
+    call = declared(builder, "llvm.prefetch.p0", ir.VoidType(), *kinds)
+    builder.call(call, [builder.bitcast(place, kinds[0]), number(0), number(2), number(1)])
+
+
 def _loop(
     builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, depth: Any, halves: bool,
-    start: list[list[Any]],
+    start: list[list[Any]], ahead: Any,
 ) -> list[list[Any]]:  # fmt: skip
-    """The loop over the terms; what it leaves is two vectors of sums for each row and panel."""
+    """The loop over the terms; what it leaves is two vectors of sums for each row and panel.
+
+    With each term, what lies `ahead` of it is read to the second-level cache, unless that is None.
+    """
     before = builder.block
     loop, after = builder.append_basic_block("terms"), builder.append_basic_block("summed")
     builder.branch(loop)
     builder.position_at_end(loop)
-    term = builder.phi(_INT)
-    term.add_incoming(_INT(0), before)
-    sums = [[builder.phi(_VECTOR) for _ in row] for row in start]
+    term = builder.phi(INT)
+    term.add_incoming(INT(0), before)
+    sums = [[builder.phi(VECTOR) for _ in row] for row in start]
     at = builder.mul(term, panel_stride)
     columns = [builder.gep(panel, [at]) for panel in panels]
+    if ahead is not None:
+        _read_ahead(builder, builder.gep(columns[0], [ahead]))
     weights = [_load(builder, column, vector, halves) for column in columns for vector in range(PANEL // WIDTH)]
-    multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", _VECTOR, *[_VECTOR] * 3)
-    following = builder.add(term, _INT(1))
+    multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", VECTOR, *[VECTOR] * 3)
+    following = builder.add(term, INT(1))
     term.add_incoming(following, loop)
     for row, place in enumerate(inputs):
-        x = _spread(builder, builder.load(builder.gep(place, [term])))
+        x = spread(builder, builder.load(builder.gep(place, [term])))
         for vector, total in enumerate(sums[row]):
             total.add_incoming(start[row][vector], before)
             total.add_incoming(builder.call(multiply_add, [x, weights[vector], total]), loop)
@@ -144,28 +155,28 @@ def _loop(
 def _load(builder: Any, place: Any, vector: int, halves: bool) -> Any:
     """A vector of floats, or of float16 as floats."""
     if not halves:
-        return builder.load(_vector_at(builder, place, vector), align=4)
-    place = builder.bitcast(builder.gep(place, [_INT(vector * WIDTH)]), _HALVES.as_pointer())
-    return builder.fpext(builder.load(place, align=2), _VECTOR)
+        return builder.load(vector_at(builder, place, vector), align=4)
+    place = builder.bitcast(builder.gep(place, [INT(vector * WIDTH)]), _HALVES.as_pointer())
+    return builder.fpext(builder.load(place, align=2), VECTOR)
 
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes))
 
 
-def _vector_at(builder: Any, place: Any, vector: int) -> Any:
-    return builder.bitcast(builder.gep(place, [_INT(vector * WIDTH)]), _VECTOR.as_pointer())
+def vector_at(builder: Any, place: Any, vector: int) -> Any:
+    return builder.bitcast(builder.gep(place, [INT(vector * WIDTH)]), VECTOR.as_pointer())
 
 
-def _spread(builder: Any, x: Any) -> Any:
+def spread(builder: Any, x: Any) -> Any:
     """A vector of the same number throughout."""
-    empty, lanes = ir.Constant(_VECTOR, ir.Undefined), ir.VectorType(ir.IntType(32), WIDTH)
+    empty, lanes = ir.Constant(ir.VectorType(x.type, WIDTH), ir.Undefined), ir.VectorType(ir.IntType(32), WIDTH)
     first = builder.insert_element(empty, x, ir.IntType(32)(0))
     return builder.shuffle_vector(first, empty, ir.Constant(lanes, None))
 
 
 def _place(builder: Any, array: Any, start: Any, stride: Any, row: int) -> Any:
-    return builder.gep(array, [builder.add(start, builder.mul(stride, _INT(row)))])
+    return builder.gep(array, [builder.add(start, builder.mul(stride, INT(row)))])
 
 
 def _data(context: Any, builder: Any, kind: Any, array: Any) -> Any:
