@@ -1,15 +1,18 @@
 """Speculative decoding on this CPU, on against off, in pairs in one run: the same ids, and the time they take.
 
-    python bench/speculate_cpu.py [--rounds 7] [--only "siblings, sprout"] [--draft FOLDER]
+    python bench/speculate_cpu.py [--rounds 11] [--only "siblings, sprout"] [--draft FOLDER]
 
 - quote: SmolLM2-135M answers by quoting the tool result that it just got, as it did in the turn before; greedy, and at
   T = 0.4 (at T = 1 this model quotes little). 1, 2 and 4 live requests. The prompt's prefill is part of the time.
 - siblings: sprout, groups of 8 on calculator tasks at T = 1, whole episodes with their tool calls; the tool costs nothing here.
 - free: text that follows nothing said before, at T = 1; 1, 8 and 32 live requests. What the gate is for.
 
-Each round runs the same work on two engines over the same weights, one with `engine.speculate=auto` and one with `off`,
-in turns first. Both sample the same ids, and the script stops if they do not. Time is the wall's, until all have ended. A
-line gives the median of off/on over the rounds with a 95 % bootstrap interval, and proposed and accepted length.
+Each piece of work runs on two engines over the same weights, one with `engine.speculate=auto` and one with `off`, in turns
+first. Both sample the same ids, and the script stops if they do not. Time is the wall's, until all have ended. A round is as
+many pieces as take the plain engine `--seconds`, each of them paired, so that a slow minute of the machine hits both. Rounds
+are of an engine that has run for a while: the first pieces, `--warm-up` seconds of them, are a figure of their own, in which a
+gate learns what its drafts are worth. A line gives the median of off/on over the rounds with a 95 % bootstrap interval, that of
+the warm-up, and proposed and accepted length. With `--same` both engines are `off`: what the machine's noise makes of nothing.
 """
 
 import argparse
@@ -155,7 +158,7 @@ def quote(live: int, temperature: float) -> Work:
 def free(name: str, live: int) -> Work:
     """Text about nothing that was said."""
     _, _, renderer = loaded(name)
-    params = SamplingParams(stop_token_ids=tuple(renderer.stop_token_ids), min_tokens=48)
+    params = SamplingParams()  # nothing stops it
 
     def work(core: EngineCore, round_: int) -> list[list[int]]:
         conversations = []
@@ -163,7 +166,7 @@ def free(name: str, live: int) -> Work:
             about = random.Random(1000 * round_ + index).sample(WORDS, 3)
             conversation = Conversation(core, 1000 * round_ + index, "")
             asked = Message("user", f"Write a story about {about[0]}, {about[1]} and {about[2]}.")
-            conversation.submit(renderer.prompt([asked], ()), params, 48)
+            conversation.submit(renderer.prompt([asked], ()), params, 64)
             conversations.append(conversation)
         drain(core)
         return [closed(conversation) for conversation in conversations]
@@ -224,7 +227,11 @@ class Row(NamedTuple):
     """What one kind of work gave."""
 
     name: str
+    warming: float
+    """Off over on, of the warm-up."""
     ratios: list[float]
+    steps: int
+    """Of the engine that speculates, in a round."""
     proposed: float
     accepted: float
     tokens_per_second: float
@@ -232,8 +239,9 @@ class Row(NamedTuple):
     def line(self) -> str:
         low, high = interval(self.ratios)
         return (
-            f"{self.name:<34} {statistics.median(self.ratios):5.2f} x  [{low:.2f}, {high:.2f}]   "
-            f"proposed {self.proposed:4.2f}  accepted {self.accepted:4.2f}   off {self.tokens_per_second:6.0f} tokens/s"
+            f"{self.name:<34} {statistics.median(self.ratios):5.2f} x  [{low:.2f}, {high:.2f}]   warm-up {self.warming:4.2f}   "
+            f"proposed {self.proposed:4.2f}  accepted {self.accepted:4.2f}   "
+            f"off {self.tokens_per_second:6.0f} tokens/s, {self.steps} steps a round"
         )
 
 
@@ -244,26 +252,45 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
     return medians[draws // 40], medians[-draws // 40]
 
 
-def measure(name: str, model: str, work: Work, rounds: int, draft: str = "") -> Row:
-    """Round 0 warms up and is not counted."""
-    cores = {"on": engine(model, "on", draft), "off": engine(model, "off")}
-    ratios, speeds = [], []
-    for round_ in range(rounds + 1):
-        seconds, texts = {}, {}
-        for which in ("on", "off") if round_ % 2 else ("off", "on"):
-            before, started = cores[which].statistics(0).tokens_sampled, CLOCK[-1]()
-            texts[which] = work(cores[which], round_)
-            seconds[which] = CLOCK[-1]() - started
-            tokens = cores[which].statistics(0).tokens_sampled - before
-        assert texts["on"] == texts["off"], f"{name}: other ids with speculation"
-        if round_:
-            ratios.append(seconds["off"] / seconds["on"])
-            speeds.append(tokens / seconds["off"])
-    found = cores["on"].statistics(0)
-    verified = max(found.verifications, 1)
+class Pair:
+    """Two engines, and the pieces of work that both have done."""
+
+    def __init__(self, name: str, model: str, work: Work, draft: str, *, same: bool) -> None:
+        self.name, self.work, self.pieces = name, work, 0
+        self.cores = {"on": engine(model, "off" if same else "on", draft), "off": engine(model, "off")}
+
+    def run(self, least: float) -> tuple[float, float]:
+        """Pieces until the plain engine has worked so many seconds; what both took."""
+        seconds = dict.fromkeys(self.cores, 0.0)
+        while seconds["off"] < least:
+            texts = {}
+            for which in ("on", "off") if self.pieces % 2 else ("off", "on"):
+                started = CLOCK[-1]()
+                texts[which] = self.work(self.cores[which], self.pieces)
+                seconds[which] += CLOCK[-1]() - started
+            assert texts["on"] == texts["off"], f"{self.name}: other ids with speculation"
+            self.pieces += 1
+        return seconds["off"], seconds["on"]
+
+
+def measure(pair: Pair, rounds: int, seconds: float, warm_up: float) -> Row:
+    """The first piece compiles and is not counted."""
+    pair.run(1e-9)
+    off, on = pair.run(warm_up)
+    before, ratios, total = {which: core.statistics(0) for which, core in pair.cores.items()}, [], 0.0
+    warming = off / on
+    for _ in range(rounds):
+        off, on = pair.run(seconds)
+        ratios.append(off / on)
+        total += off
+    found = {which: core.statistics(0) for which, core in pair.cores.items()}
+    tokens = found["off"].tokens_sampled - before["off"].tokens_sampled
+    verified = max(found["on"].verifications - before["on"].verifications, 1)
     return Row(
-        name, ratios, found.tokens_drafted / verified, found.tokens_accepted / verified, statistics.median(speeds)
-    )
+        pair.name, warming, ratios, (found["on"].steps - before["on"].steps) // rounds,
+        (found["on"].tokens_drafted - before["on"].tokens_drafted) / verified,
+        (found["on"].tokens_accepted - before["on"].tokens_accepted) / verified, tokens / total,
+    )  # fmt: skip
 
 
 def mixes() -> Iterator[tuple[str, str, Work]]:
@@ -281,7 +308,10 @@ def mixes() -> Iterator[tuple[str, str, Work]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of the plain engine, in a round")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds of the plain engine before the first round")
+    parser.add_argument("--same", action="store_true", help="no speculation on either side")
     parser.add_argument("--only", default="", help="lines whose name has this in it")
     parser.add_argument(
         "--cpu-time", action="store_true", help="this process's, where others use the machine: an indication"
@@ -293,7 +323,8 @@ def main() -> None:
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"}))
     for name, model, work in mixes():
         if options.only in name:
-            print(measure(name, model, work, options.rounds, options.draft).line(), flush=True)
+            pair = Pair(name, model, work, options.draft, same=options.same)
+            print(measure(pair, options.rounds, options.seconds, options.warm_up).line(), flush=True)
 
 
 if __name__ == "__main__":

@@ -242,6 +242,7 @@ class EngineCore:
             self._stand_by()
             return []
         self._totals.steps += 1
+        sampled_before = self._totals.sampled
         shapes = [(sequence.lease.computed, count) for sequence, count in chunks]
         if self.speculator:
             self.speculator.computes(chunks)
@@ -258,7 +259,8 @@ class EngineCore:
         self.cache.costs.note(shapes, self._step_seconds)
         if self.speculator and only_decodes:
             drafted = sum(count - 1 for _, count in chunks)
-            self.speculator.gate.note_step(len(chunks), drafted, self._step_seconds)
+            sampled = self._totals.sampled - sampled_before
+            self.speculator.stepped(len(chunks), drafted, sampled, self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished

@@ -215,6 +215,13 @@ class Drafter:
                 self.cache.suspend(follower.lease, sequence.tokens.token_ids)
             self._resting[sequence.lease] = follower
 
+    def rest(self) -> None:
+        """No drafts are wanted for anybody. What a session had is gone; it can be followed anew."""
+        for sequence in list(self._followers):
+            self.left(sequence)
+        for session in list(self._resting):
+            self.forget(session)
+
     def forget(self, session: Lease) -> None:
         """No drafts are wanted any more for a session of which nothing runs. Does nothing if it is not followed."""
         follower = self._resting.pop(session, None)

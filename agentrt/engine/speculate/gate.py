@@ -5,9 +5,9 @@ until now, `survival.py`), and is done in so many fewer steps. The gate weighs t
 done, if each has equally much to say: a step takes what plain steps of so many requests were seen to take, and what so many
 drafted rows were seen to take beside it (`times.py`), and becomes cheaper as requests end. So
 fast ones do not pay for the whole batch when slow ones hold it up. Who has a draft changes from step to step, though, so
-half of a gain counts as everybody's. It takes the drafts with which that time is
+a quarter of a gain counts as everybody's. It takes the drafts with which that time is
 shortest, each request its own number of ids, and none unless they save 3 % against plain decoding, the look for them
-included. After looks in vain it sleeps so long that they cost 1 % of the time, and what it knows does not grow
+included. After looks in vain it sleeps so long that they cost half a per cent of the time, and what it knows does not grow
 old: one step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
 
 Whether an id is likely comes from past acceptances of its class only, a class being what the proposer saw *before* it chose.
@@ -34,15 +34,15 @@ OFF_UNDER = 1.03
 """The time of plain decoding over that with drafts."""
 THRESHOLDS_T = np.array([0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.15, 0.07])
 """Down to which survival drafts may be taken."""
-VAIN_SHARE = 0.01
+SHARED = 0.25
+"""Of a gain, counts as everybody's."""
+VAIN_SHARE = 0.005
 """Of the time, for looks in vain."""
 LONGEST_SLEEP = 128
-"""Steps; and after one look in vain 2, after two in a row 4, and so on, for the first ones are slow."""
+"""Steps; and after one look in vain 2, after two in a row 4, and so on: chances come in clusters."""
 PLAIN_EVERY, PROBE_EVERY = 64, 512
 """Steps after which one is plain, and after which drafts are verified that do not seem to pay."""
 PROBE_LENGTH = 2
-MODEL_STEPS = 512
-"""Steps without a draft of the model's after which it is not one of use."""
 
 
 def choose_lengths(
@@ -100,7 +100,7 @@ def _take(limits_S: Any, survivals_SJ: Any, is_modelled_S: Any, least: float, le
         if is_modelled_S[s]:
             longest = max(longest, lengths_S[s])
     for s in range(limits_S.shape[0]):
-        gains_S[s] = 1 + (gains_S[s] + total / limits_S.shape[0]) / 2
+        gains_S[s] = 1 + gains_S[s] + SHARED * (total / limits_S.shape[0] - gains_S[s])
     return longest
 
 
@@ -137,12 +137,7 @@ class Gate:
         """For drafts, of so many requests."""
         self._own_seconds = 0.0
         """Of what was done for drafts in this step, beside it."""
-        self._asleep = self._vain = self._steps = self._unverified = self._last_modelled = 0
-
-    @property
-    def takes_model(self) -> bool:
-        """Whether a draft model was of use lately; nothing else is known in the beginning."""
-        return self._steps - self._last_modelled < MODEL_STEPS
+        self._asleep = self._vain = self._steps = self._unverified = 0
 
     def begin(self) -> None:
         """A step begins."""
@@ -156,7 +151,7 @@ class Gate:
     def choose(self, limits: Sequence[int], survivals_SJ: Floats, modelled: Sequence[int] = ()) -> list[int]:
         """`choose_lengths` of these drafts, or a probe."""
         pass_seconds = self.passes.of(len(modelled)) if modelled else 0.0
-        look_seconds = self.looks.of(len(limits)) if self.looks.is_known else 0.0
+        look_seconds = self.looks.measured(len(limits)) if self.looks.is_known else 0.0
         lengths = choose_lengths(limits, survivals_SJ, self.times, look_seconds, modelled, pass_seconds)
         is_untried = self.times.plain.is_known and not self.times.drafted.is_known
         if not any(lengths) and (is_untried or self._unverified >= PROBE_EVERY):
@@ -176,10 +171,9 @@ class Gate:
             self._asleep = min(int(share), 2**self._vain, LONGEST_SLEEP)
 
     def note_passes(self, count: int, length: int, seconds: float) -> None:
-        """A draft model was wanted, and its drafts of so many sequences, of `length` ids each, took so long."""
+        """A draft model's drafts of so many sequences, of `length` ids each, took so long."""
         self.passes.note(count, seconds / length)
         self._own_seconds += seconds
-        self._last_modelled = self._steps
 
     def note_step(self, requests: int, drafted: int, seconds: float) -> None:
         """A step that only decoded took so long, with so many drafted rows beside the requests'."""

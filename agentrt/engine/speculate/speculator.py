@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as List
 from functools import cache
+from math import inf
 
 import numpy as np
 import structlog
@@ -22,10 +23,11 @@ from agentrt.engine.speculate.freshness import Freshness
 from agentrt.engine.speculate.gate import Gate
 from agentrt.engine.speculate.suffix import LONGEST, Found, Memory
 from agentrt.engine.speculate.survival import Own
+from agentrt.engine.speculate.trial import Trial
 
 TEXT = "text"
-PROBE_TURNS = 64
-"""One turn in so many is followed by a draft model that does not seem to pay."""
+MANY = 4
+"""Matches."""
 
 log = structlog.get_logger(__name__)
 
@@ -40,9 +42,10 @@ class Speculator:
         self._clock = clock
         self.freshness = Freshness()
         """Of the draft model."""
+        self.trial = Trial()
+        """Of the draft model, too."""
         self._own: dict[Sequence, dict[str, Own]] = {}
         """How the drafts of each request fare, those from text and those of the model."""
-        self._turns = 0
         if drafter:
             for count, seconds in drafter.measure().items():
                 self.gate.passes.note(count, seconds)
@@ -54,8 +57,7 @@ class Speculator:
             self._own[sequence] = defaultdict(Own)
             last_sampled = tokens.mask[:end].tobytes().rfind(b"\1")
             self.memory.add(tokens.token_ids[:end], last_sampled + 1, once=True)
-            self._turns += 1
-            if self.drafter and (self.gate.takes_model or self._turns % PROBE_TURNS == 0):
+            if self.drafter and self.trial.is_on:
                 self.drafter.follow(sequence.lease)
 
     def computes(self, chunks: List[tuple[Sequence, int]]) -> None:
@@ -78,8 +80,6 @@ class Speculator:
         """Remember what a turn said; siblings, and the next epoch, may say it again."""
         if self.drafter:
             self.drafter.left(sequence)
-            if not self.gate.takes_model:
-                self.drafter.forget(sequence.lease)
         if self._own.pop(sequence, None) is not None:
             self.memory.add(sequence.tokens.token_ids, sequence.context_tokens)
 
@@ -94,12 +94,15 @@ class Speculator:
             self.freshness.renewed(is_refreshed=self.drafter.is_refreshed)
             if self.drafter.is_refreshed:
                 self.gate.kinds.pop(self.drafter.model.kind, None)  # nothing is known of it yet
+                self.trial.begin()
             self.drafter.renew(version)
             self.drafter.is_refreshed = False
 
     def propose(self, running: List[Sequence]) -> None:
         """Give each sequence that decodes the draft that the next step is to verify, if any."""
         self.gate.begin()
+        if self.drafter and not self.trial.is_on:
+            self.drafter.rest()
         if not self.gate.wakes():
             return
         started = self._clock()
@@ -114,6 +117,13 @@ class Speculator:
             self.gate.note_look(lengths, self._clock() - started)
         self._draft_by_model([(decoding[slot], lengths[slot]) for slot in modelled if lengths[slot]])
 
+    def stepped(self, requests: int, drafted: int, sampled: int, seconds: float) -> None:
+        """A step that only decoded took so long, with so many drafted rows beside the requests'; it sampled so many ids."""
+        plain = self.gate.times.plain.measured(requests) if self.drafter else inf
+        if plain < inf:
+            self.trial.note(plain * sampled / requests, seconds)
+        self.gate.note_step(requests, drafted, seconds)
+
     def verified(self, sequence: Sequence, accepted: int) -> None:
         """The draft of a sequence was verified, and its first `accepted` ids stood."""
         draft, proposed = sequence.draft, len(sequence.draft.ids)
@@ -121,8 +131,7 @@ class Speculator:
         sequence.drafted += proposed
         sequence.accepted += accepted
         survival = self.gate.kinds[draft.kind]
-        expected = float(survival.curve(self.draft_length)[:proposed].sum())
-        self._own[sequence][_source(draft.kind)].note(accepted, expected)
+        self._own[sequence][_source(draft.kind)].note(accepted, survival.expected(proposed))
         survival.note(proposed, accepted)
         sequence.draft = NO_DRAFT
         if _source(draft.kind) != TEXT and (stale := self.freshness.note(accepted)):
@@ -165,10 +174,12 @@ class Speculator:
         return self.gate.choose(limits, survivals_SJ), []
 
     def _survivals(self, sequences: List[Sequence], source: str, kinds: List[str]) -> NDArray[np.float64]:
-        """How often the first j + 1 ids of a draft of each stand, j up to the longest draft."""
-        curves_SJ = np.array([self.gate.kinds[kind].curve(self.draft_length) for kind in kinds])
-        factors_S = np.array([self._own[sequence][source].factor for sequence in sequences])
-        survivals_SJ: NDArray[np.float64] = np.minimum(curves_SJ * factors_S[:, None], 1.0)
+        """How often the first j + 1 ids of a draft of each stand, j up to the longest draft; 0 where there is none."""
+        survivals_SJ = np.zeros((len(sequences), self.draft_length))
+        for survival_J, sequence, kind in zip(survivals_SJ, sequences, kinds, strict=True):
+            if kind:
+                curve_J = self.gate.kinds[kind].curve(self.draft_length)
+                np.minimum(curve_J * self._own[sequence][source].factor, 1.0, out=survival_J)
         return survivals_SJ
 
     def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
@@ -199,7 +210,8 @@ def _source(kind: str) -> str:
 
 
 @cache
-def _kind(matched: int, agreed: bool) -> str:
-    """Drafts from text by the length of their match, in octaves, and whether the matches agreed."""
+def _kind(matched: int, agreed: int) -> str:
+    """Drafts from text by the length of their match, in octaves, and by how many such matches agreed, if all did."""
     octave = min(matched, LONGEST).bit_length()
-    return f"{TEXT}, {'agreed' if agreed else 'split'}, {1 << octave >> 1} and more"
+    voters = "split" if not agreed else "one match" if agreed == 1 else "few agreed" if agreed < MANY else "many agreed"
+    return f"{TEXT}, {voters}, {1 << octave >> 1} and more"

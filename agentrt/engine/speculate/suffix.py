@@ -25,10 +25,12 @@ ORDERS = (8, 3)
 """Lengths that a match has at least; the longer one is tried first, so that frequent short ones do not hide it."""
 LONGEST = 32
 """Ids that a match is followed back; beyond, all count as equally long."""
-CANDIDATES = 32
-"""Places that are looked at, the newest first."""
+CANDIDATES = 16
+"""Places that are looked at, the newest first. Each is a walk through memory that is in no cache."""
 APART = -1
 """Lies between two texts; nothing matches it."""
+APART_BYTE = b"\xff"
+"""All of its bytes."""
 
 
 class Found(NamedTuple):
@@ -37,11 +39,11 @@ class Found(NamedTuple):
     ids: list[int]
     matched: int
     """Ids of the match, at most `LONGEST`; 0 if there is none."""
-    agreed: bool
-    """Every match of that length went on with the same id."""
+    agreed: int
+    """How many matches of that length there are, if all went on with the same id; else 0."""
 
 
-NOTHING = Found([], 0, agreed=True)
+NOTHING = Found([], 0, 0)
 
 
 class Memory:
@@ -67,17 +69,15 @@ class Memory:
 
     def find(self, texts: Sequence[IntArray], limits: Sequence[int]) -> list[Found]:
         """What may follow each of these, at most so many ids of it."""
-        tails_SL = np.full((len(texts), LONGEST), APART, dtype=np.int32)
-        for tail_L, ids in zip(tails_SL, texts, strict=True):
-            tail = ids[-LONGEST:]
-            tail_L[LONGEST - len(tail) :] = tail
+        tails = [ids[-LONGEST:].tobytes().rjust(4 * LONGEST, APART_BYTE) for ids in texts]
+        tails_SL = np.frombuffer(b"".join(tails), dtype=np.int32).reshape(len(texts), LONGEST)
         counts_S, matched_S, agreed_S = np.array(limits, dtype=np.int64), *np.zeros((2, len(texts)), dtype=np.int64)
         out_SK = np.empty((len(texts), max(limits, default=0)), dtype=np.int32)
         _find(self._ring, self._chains, self._heads, self._end, tails_SL, counts_S, matched_S, agreed_S, out_SK)
         if not counts_S.any():
             return [NOTHING] * len(texts)
         columns = (out_SK.tolist(), counts_S.tolist(), matched_S.tolist(), agreed_S.tolist())
-        return [Found(ids[:count], matched, bool(agreed)) for ids, count, matched, agreed in zip(*columns, strict=True)]
+        return [Found(ids[:count], matched, agreed) for ids, count, matched, agreed in zip(*columns, strict=True)]
 
     def _is_known(self, text: IntArray) -> bool:
         """Whether this text was added in the last half of the ring; if not, that it is now."""
@@ -138,7 +138,7 @@ def _find(
 
 @ordered()
 def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any) -> Any:
-    """Fill `out`; how many ids, the length of the match, and whether all matches agreed on the first."""
+    """Fill `out`; how many ids, the length of the match, and how many there are if all agreed on the first."""
     places, lengths = np.empty(CANDIDATES, dtype=np.int64), np.empty(CANDIDATES, dtype=np.int64)
     found = 0
     for which in range(len(ORDERS)):
@@ -151,12 +151,13 @@ def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any) -
         if lengths[i] == longest:
             places[live] = places[i]
             live += 1
-    count, agreed = 0, True
+    count, agreed = 0, 0
     while count < out.shape[0] and live > 0:
         winner, votes, voters = _vote(ring, end, places, live, count + 1)
         if 2 * votes < voters or voters == 0:
             break
-        agreed = agreed and (count > 0 or votes == voters)
+        if count == 0 and votes == voters:
+            agreed = voters
         out[count] = winner
         count += 1
         live = _keep(ring, places, live, count, winner)

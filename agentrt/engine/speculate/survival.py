@@ -1,5 +1,7 @@
 """How many ids of a draft stand: by kind of draft and by depth, and of one request compared to its kind. Pure."""
 
+from itertools import accumulate
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,12 +20,15 @@ class Survival:
     that went well is likely to go on so. Drafts of any length count at the depths that they reached (Kaplan and Meier).
     """
 
-    __slots__ = ("_curve_J", "_reached", "_stood")
+    __slots__ = ("_curve_J", "_is_new", "_reached", "_stood", "_sums_J")
 
     def __init__(self) -> None:
         self._reached: list[float] = []
         self._stood: list[float] = []
-        self._curve_J: NDArray[np.float64] | None = None
+        self._curve_J: NDArray[np.float64] = np.empty(0)
+        self._sums_J = [0.0]
+        self._is_new = True
+        """Something was noted since the curve was made."""
 
     def note(self, proposed: int, accepted: int) -> None:
         """A draft of `proposed` ids was verified; the first `accepted` of them stood."""
@@ -33,19 +38,23 @@ class Survival:
                 self._stood.append(0.0)
             self._reached[depth] = FORGET * self._reached[depth] + 1
             self._stood[depth] = FORGET * self._stood[depth] + (depth < accepted)
-        self._curve_J = None
+        self._is_new = True
+
+    def expected(self, proposed: int) -> float:
+        """How many of so many ids stand on average, by the last `curve` that was asked for."""
+        return self._sums_J[min(proposed, len(self._sums_J) - 1)]
 
     def curve(self, length: int) -> NDArray[np.float64]:
         """How often at least the first j + 1 ids stand, j below `length`. A depth that is not known is like the one before."""
-        if self._curve_J is None or len(self._curve_J) != length:
-            share, survival, curve = PRIOR, 1.0, []
+        if self._is_new or len(self._curve_J) != length:
+            share, survival, curve = PRIOR, 1.0, list[float]()
             for depth in range(length):
                 if depth < len(self._reached):
                     stood, reached = self._stood[depth], self._reached[depth]
                     share = (stood + PRIOR_WEIGHT * share) / (reached + PRIOR_WEIGHT)
                 survival *= share
                 curve.append(survival)
-            self._curve_J = np.array(curve)
+            self._curve_J, self._sums_J, self._is_new = np.array(curve), list(accumulate(curve, initial=0.0)), False
         return self._curve_J
 
 

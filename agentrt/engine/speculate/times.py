@@ -4,33 +4,49 @@ The two are apart because rows of one sequence share what they attend, so four d
 What drafted rows add has all of it: the rows, their part of sampling, and taking back what did not stand.
 """
 
-from math import log2
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from math import inf, log2
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agentrt_kernels.compiled import ordered
 
-SMOOTH = 0.1
+SMOOTH = 0.05
 """What one measurement changes."""
 FIRST = 4
 """Measurements of which the shortest counts: the first ones compile, and fill caches."""
+KEPT = 0.98
+"""Of what is known of a line, at each measurement."""
+NOTHING = 0.1
+"""What it counts that nothing takes no time, in measurements."""
+MOST = float(1 << 20)
+"""A count that none is above."""
+RENEWED = 8
+"""Measurements of one count after which the curve is made anew."""
 OUTLIER = 3.0
 """Times what was expected: a step that took longer counts as that long, for the machine did something else meanwhile."""
 
 
+class _Point(NamedTuple):
+    """What is known of some counts."""
+
+    times: int
+    mean_count: float
+    mean_seconds: float
+
+
 class Curve:
-    """Seconds by a count: means of what was measured, never more than a larger count takes, and a line between two counts.
+    """Seconds by a count: means of what was measured, rising with the count, and a line between two counts.
 
     Counts within a fifth of each other share what is known.
     """
 
-    def __init__(self, *, from_zero: bool = False) -> None:
-        """With `from_zero` nothing takes no time."""
-        self._zero = [(0.0, 0.0)] if from_zero else []
-        self._measured: dict[int, tuple[int, float, float]] = {}
-        """By half octave: how many there were at first, the mean count and the mean of its seconds."""
+    def __init__(self) -> None:
+        self._measured: dict[int, _Point] = {}
+        """By half octave."""
         self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
 
     @property
@@ -40,28 +56,50 @@ class Curve:
 
     def note(self, count: int, seconds: float) -> None:
         """So many took so long."""
-        half_octave = round(2 * log2(count))
+        half_octave = _half_octave(count)
         times, mean_count, mean_seconds = self._measured.get(half_octave, (0, float(count), seconds))
         if times < FIRST:
             mean_seconds = min(mean_seconds, seconds)
         else:
             mean_seconds += SMOOTH * (seconds - mean_seconds)
         mean_count += SMOOTH * (count - mean_count)
-        self._measured[half_octave] = (min(times + 1, FIRST), mean_count, mean_seconds)
-        self._curve = None
+        self._measured[half_octave] = _Point(times + 1, mean_count, mean_seconds)
+        if times < FIRST or times % RENEWED == 0:
+            self._curve = None
+
+    def measured(self, count: int) -> float:
+        """Of about so many, as it was measured; infinite if it was not. Cheaper than `of`."""
+        point = self._measured.get(_half_octave(count))
+        return point.mean_seconds if point else inf
 
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Counts, ascending, and their seconds, none below 0."""
+        """Counts, ascending, and their seconds."""
         if self._curve is None:
-            points = self._zero + [self._measured[key][1:] for key in sorted(self._measured)]
-            count_P, seconds_P = np.array(points).reshape(-1, 2).T
-            rising_P = np.minimum.accumulate(seconds_P[::-1])[::-1]
-            self._curve = count_P.copy(), np.maximum(rising_P, 0.0)
+            points = [self._measured[key] for key in sorted(self._measured)]
+            self._curve = np.array([point.mean_count for point in points]), np.array(_rising(points))
         return self._curve
 
     def of(self, count: float) -> float:
         """Of so many. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
         return float(seconds_of(count, *self.curve()))
+
+
+@cache
+def _half_octave(count: int) -> int:
+    return round(2 * log2(count))
+
+
+def _rising(points: Sequence[_Point]) -> list[float]:
+    """The seconds nearest to these that do not fall, by least squares (pool adjacent violators, Ayer et al. 1955)."""
+    pools: list[tuple[float, float, int]] = []
+    for point in points:
+        mean, weight, size = point.mean_seconds, min(point.times, 1 / SMOOTH), 1
+        while pools and pools[-1][0] >= mean:
+            other_mean, other_weight, other_size = pools.pop()
+            mean = (mean * weight + other_mean * other_weight) / (weight + other_weight)
+            weight, size = weight + other_weight, size + other_size
+        pools.append((mean, weight, size))
+    return [mean for mean, _, size in pools for _ in range(size)]
 
 
 @ordered()
@@ -80,13 +118,59 @@ def seconds_of(count: float, count_P: Any, seconds_P: Any) -> Any:
     return seconds_P[place - 1] + share * (seconds_P[place] - seconds_P[place - 1])
 
 
+class Line:
+    """Seconds by a count, of measurements with much noise: something at all, and as much for each.
+
+    Least squares, of which the last 50 or so measurements count, and a little that nothing takes no time. Neither part is
+    below 0. The first measurement is left out, for it may have compiled something.
+    """
+
+    def __init__(self) -> None:
+        self._times = 0
+        self._weight, self._n, self._nn, self._t, self._nt = NOTHING, 0.0, 0.0, 0.0, 0.0
+        """Sums: of ones, counts, their squares, seconds, and counts times seconds."""
+
+    @property
+    def is_known(self) -> bool:
+        """Something was measured."""
+        return self._times > 1
+
+    def note(self, count: int, seconds: float) -> None:
+        """So many took so long."""
+        self._times += 1
+        if self.is_known:
+            self._weight = NOTHING + KEPT * (self._weight - NOTHING) + 1
+            self._n, self._nn = KEPT * self._n + count, KEPT * self._nn + count * count
+            self._t, self._nt = KEPT * self._t + seconds, KEPT * self._nt + count * seconds
+
+    def of(self, count: float) -> float:
+        """Of so many; 0 of none."""
+        always, each = self._parts()
+        return always + each * count if count else 0.0
+
+    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """As a `Curve`'s."""
+        always, each = self._parts()
+        return np.array([0.0, 1.0, MOST]), np.array([0.0, always + each, always + MOST * each])
+
+    def _parts(self) -> tuple[float, float]:
+        spread = self._nn * self._weight - self._n * self._n
+        each = (self._nt * self._weight - self._n * self._t) / spread if spread else 0.0
+        always = (self._t - each * self._n) / self._weight
+        if each < 0:
+            return max(self._t / self._weight, 0.0), 0.0
+        if always < 0:
+            return 0.0, max(self._nt / self._nn, 0.0)
+        return always, each
+
+
 class StepTimes:
     """Of an engine's steps that only decode."""
 
     def __init__(self) -> None:
         self.plain = Curve()
         """By requests, without drafts."""
-        self.drafted = Curve(from_zero=True)
+        self.drafted = Line()
         """By drafted rows of all requests together: what they add."""
 
     @property
@@ -96,10 +180,9 @@ class StepTimes:
 
     def note(self, requests: int, drafted: int, seconds: float) -> None:
         """A step took so long. What drafts add is known only once plain steps are."""
-        plain = self.plain.of(requests)
-        if self.is_known or (self.plain.is_known and not drafted):
-            seconds = min(seconds, OUTLIER * (plain + self.drafted.of(drafted)))
         if not drafted:
-            self.plain.note(requests, seconds)
+            self.plain.note(requests, min(seconds, OUTLIER * self.plain.measured(requests)))
         elif self.plain.is_known:
-            self.drafted.note(drafted, seconds - plain)
+            plain = self.plain.of(requests)
+            most = OUTLIER * (plain + self.drafted.of(drafted)) if self.drafted.is_known else inf
+            self.drafted.note(drafted, min(seconds, most) - plain)

@@ -105,5 +105,6 @@ def keep_open(core: EngineCore) -> None:
     """Have it verify whatever a draft model says, and nothing from text; does nothing if it does not speculate."""
     if core.speculator:
         core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
+        core.speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
         core.speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
         core.speculator._from_text = lambda sequences: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]

@@ -14,7 +14,6 @@ from agentrt.core.tokens import Tokens
 from agentrt.engine.model.decoder import expected_shapes
 from agentrt.engine.sampler import laws_of
 from agentrt.engine.sequence import Sequence
-from agentrt.engine.speculate.gate import MODEL_STEPS
 from agentrt.engine.speculate.head import Step
 from agentrt.engine.step import EngineCore, Update
 from agentrt_kernels.sample.reference import probabilities
@@ -289,31 +288,30 @@ def test_nobody_waits_for_a_draft(tmp_path: Path) -> None:
     assert [said(one) for one in found] == [said(one) for one in run_all(make_core(None), 6)]
 
 
-def test_hidden_states_are_handed_out_only_while_a_followed_sequence_runs(tmp_path: Path) -> None:
-    """A model that was of no use for 512 steps follows one turn in 64, and costs the target nothing in between."""
+def test_a_model_that_rests_costs_the_target_nothing(tmp_path: Path) -> None:
     core = make_core(write_draft(tmp_path, "eagle3"))
     assert core.speculator is not None
-    gate, drafter, taps = core.speculator.gate, drafter_of(core), set()
+    trial, drafter, taps = core.speculator.trial, drafter_of(core), set()
     run = core.runner.run
     core.runner.run = lambda batch: taps.add(core.runner.taps) or run(batch)  # type: ignore[method-assign, attr-defined, func-returns-value]
-    first = submit(core, prompt(1))
-    drain(core)
+    first, second = submit(core, prompt(1), max_tokens=3), submit(core, prompt(2), max_tokens=30)
+    while not first.is_finished:
+        core.step()
     assert taps == {(1, 2, 3)}
-    assert gate.takes_model
-    gate._last_modelled = -MODEL_STEPS
+    trial.fail()
     taps.clear()
-    found = [submit(core, prompt(2), seed=seed, max_tokens=3) for seed in range(62)]
+    found = [first, second, *(submit(core, prompt(3), seed=seed, max_tokens=3) for seed in range(3))]
+    before = second.drafted
     drain(core)
     assert taps == {()}
-    assert not any(one.drafted for one in found)
-    probe = submit(core, prompt(3))
-    drain(core)
-    assert probe.drafted > 0
-    assert gate.takes_model
-    gate._last_modelled = -MODEL_STEPS
-    assert next_turn(core, first, [4, 5]).drafted > 0  # its session was followed all the while
-    assert drafter._resting.keys() == {first.lease, probe.lease}
-    close_all(core, [first, probe, *found])
+    assert before > 0
+    assert second.drafted == before
+    assert not any(one.drafted for one in found[2:])
+    assert not drafter._resting
+    assert drafter.cache.pool.num_available == drafter.cache.pool.num_pages
+    trial.begin()
+    assert next_turn(core, first, [4, 5]).drafted > 0
+    close_all(core, found)
 
 
 def test_idle_sessions_give_up_their_drafted_kv(tmp_path: Path) -> None:

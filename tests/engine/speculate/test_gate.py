@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from agentrt.engine.speculate.gate import PLAIN_EVERY, PROBE_EVERY, PROBE_LENGTH, Gate, choose_lengths
 from agentrt.engine.speculate.survival import Own, Survival
-from agentrt.engine.speculate.times import FIRST, Curve, StepTimes
+from agentrt.engine.speculate.times import FIRST, RENEWED, Curve, Line, StepTimes
 
 
 def times(plain: dict[int, float], drafted: dict[int, float]) -> StepTimes:
@@ -17,7 +17,8 @@ def times(plain: dict[int, float], drafted: dict[int, float]) -> StepTimes:
     for requests, seconds in plain.items():
         found.plain.note(requests, seconds)
     for rows, seconds in drafted.items():
-        found.drafted.note(rows, seconds)
+        for _ in range(2):  # the first one is left out
+            found.drafted.note(rows, seconds)
     return found
 
 
@@ -33,12 +34,9 @@ def test_a_curve_is_a_line_between_what_was_measured() -> None:
     assert [found.of(count) for count in (1, 4)] == [10, 10]
     found.note(5, 14.0)
     assert [found.of(count) for count in (1, 2, 5, 9)] == [10, 11, 14, 18]
-    found.note(2, 500.0)  # interrupted: it does not count against what larger ones take
-    assert [found.of(count) for count in (1, 2, 5)] == [10, 14, 14]
-    from_zero = Curve(from_zero=True)
-    assert not from_zero.is_known
-    from_zero.note(4, 2.0)
-    assert [from_zero.of(count) for count in (0, 2, 4, 8)] == [0, 1, 2, 4]
+    assert [found.measured(count) for count in (1, 2, 5, 9)] == [10, float("inf"), 14, float("inf")]
+    found.note(2, 500.0)  # more than a larger count took: what is between them is both's
+    assert [found.of(count) for count in (1, 2, 5)] == [10, 257, 257]
 
 
 def test_neighbouring_counts_share_what_is_known_and_the_first_shortest_counts() -> None:
@@ -46,8 +44,36 @@ def test_neighbouring_counts_share_what_is_known_and_the_first_shortest_counts()
     for seconds in (500.0, 10.0, 12.0, 11.0):
         found.note(30, seconds)
     assert found.of(32) == found.of(30) == 10
-    found.note(33, 20.0)
-    assert found.of(32) == 11
+    for _ in range(RENEWED):
+        found.note(33, 20.0)
+    assert 12 < found.of(32) < 14
+
+
+def test_a_line_is_something_at_all_and_as_much_for_each() -> None:
+    found = Line()
+    assert not found.is_known
+    assert (found.of(0), found.of(9)) == (0, 0)
+    found.note(4, 900.0)  # it compiled
+    assert not found.is_known
+    found.note(4, 2.0)
+    assert [found.of(count) for count in (0, 2, 4, 8)] == [0, 1, 2, 4]
+    for _ in range(300):
+        found.note(4, 2.0)
+        found.note(8, 3.0)
+    assert [found.of(count) for count in (0, 4, 8, 12)] == pytest.approx([0, 2, 3, 4], abs=0.05)
+    counts, seconds = found.curve()
+    assert np.interp([4, 12], counts, seconds) == pytest.approx([found.of(4), found.of(12)])
+
+
+@pytest.mark.parametrize(
+    ("four", "eight", "expected"), [(1.0, 4.0, (0, 0.45)), (3.0, 2.0, (2.5, 0)), (-1.0, -2.0, (0, 0))]
+)
+def test_no_part_of_a_line_is_below_nothing(four: float, eight: float, expected: tuple[float, float]) -> None:
+    found = Line()
+    for _ in range(300):
+        found.note(4, four)
+        found.note(8, eight)
+    assert (found.of(1) - found.of(2) + found.of(1), found.of(2) - found.of(1)) == pytest.approx(expected, abs=0.05)
 
 
 def test_what_drafts_add_is_what_a_step_takes_beside_a_plain_one() -> None:
@@ -56,14 +82,11 @@ def test_what_drafts_add_is_what_a_step_takes_beside_a_plain_one() -> None:
     assert not found.is_known  # no plain step was seen
     for _ in range(FIRST):
         found.note(4, 0, 10.0)
-    for seconds in (14.0, 15.0, 13.0, 16.0):
-        found.note(4, 8, seconds)
+    for _ in range(2):
+        found.note(4, 8, 13.0)
     assert (found.plain.of(4), found.drafted.of(8)) == (10, 3)
     found.note(4, 8, 1000.0)  # the machine did something else: counts as three times what was expected
-    assert found.drafted.of(8) == pytest.approx(3 + 0.1 * (39 - 10 - 3))
-    for _ in range(200):
-        found.note(4, 8, 9.0)  # noise of the plain steps: what drafts add is never less than nothing
-    assert found.drafted.of(8) == 0
+    assert found.drafted.of(8) == pytest.approx((0.98 * 3 + 39 - 10) / 1.98, rel=0.01)
 
 
 def test_survival_is_by_depth() -> None:
@@ -113,10 +136,10 @@ def test_rows_go_where_they_bring_most() -> None:
 
 
 def test_slow_requests_hold_up_the_batch() -> None:
-    """One of 16 gains 0.9 ids a step: 5.6 % more ids, but the batch is done 2.8 % sooner at best."""
+    """Two of 16 gain 0.9 ids a step: 11 % more ids, but the batch is taken to be done 2.8 % sooner; with three 4.2 %."""
     flat = times({1: 10.0, 32: 10.0}, {32: 0.0})
-    assert choose_lengths([1] + [0] * 15, powers(*[0.9] * 16), flat) == [0] * 16
-    assert choose_lengths([1] * 2 + [0] * 14, powers(*[0.9] * 16), flat) == [1] * 2 + [0] * 14
+    assert choose_lengths([1] * 2 + [0] * 14, powers(*[0.9] * 16), flat) == [0] * 16
+    assert choose_lengths([1] * 3 + [0] * 13, powers(*[0.9] * 16), flat) == [1] * 3 + [0] * 13
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.2, 0), (0.24, 1)])
@@ -138,6 +161,8 @@ def test_what_was_never_measured_is_not_relied_on() -> None:
     gate.note_step(1, 0, 1.0)
     assert choose_lengths([8], powers(0.9), gate.times) == [0]
     assert gate.choose([8], powers(0.9)) == [PROBE_LENGTH]
+    gate.note_step(1, 2, 9.0)
+    assert gate.choose([8], powers(0.9)) == [PROBE_LENGTH]  # the first one may have compiled something
     gate.note_step(1, 2, 1.1)
     assert gate.choose([8], powers(0.9)) == [8]
 
@@ -167,11 +192,12 @@ def test_looks_and_passes_do_not_count_as_the_steps_own() -> None:
     gate.begin()
     gate.note_passes(1, 3, 0.6)
     gate.note_step(1, 3, 1.8)
+    gate.note_step(1, 3, 1.8)
     assert (gate.times.plain.of(1), gate.passes.of(1)) == (1.0, pytest.approx(0.2))
     assert gate.times.drafted.of(3) == pytest.approx(0.2)
 
 
-def test_looks_in_vain_cost_a_hundredth_of_the_time() -> None:
+def test_looks_in_vain_cost_half_a_per_cent_of_the_time() -> None:
     gate = Gate()
     gate.times = times({2: 1.0}, {2: 5.0})
     looks = 0
@@ -182,7 +208,7 @@ def test_looks_in_vain_cost_a_hundredth_of_the_time() -> None:
             looks += 1
             gate.note_look(gate.choose([0, 0], powers(0.7, 0.7)), 0.5)
         gate.note_step(2, 0, 1.0 + 0.5 * is_looking)
-    assert 0.008 < 0.5 * looks / 5000 < 0.015
+    assert 0.004 < 0.5 * looks / 5000 < 0.008
 
 
 def test_a_shut_gate_verifies_some_now_and_then() -> None:
