@@ -37,8 +37,8 @@ ENTER, STAY = 0.95, 1.2
 for one to go on with what it has. Between the two nobody goes in and out."""
 MOST_OVERFILL, CHEAP = 0.6, 0.01
 """What more is let in where it costs no more than these seconds to give up a conversation."""
-HOST_PART = 0.5
-"""Of the host's room, at most, for what is let in beyond the pool: the rest is for those whose tools go on for long."""
+KEPT_FREE = 0.5
+"""Pools' worth of the host that are no room for what is let in beyond the pool: those whose tools go on for long lie there."""
 SOON = 2.0
 """Seconds."""
 OUTSIDE, PAUSED, WANTED, NOBODY = range(4)
@@ -175,7 +175,8 @@ class Priced:
         has_host = pool.host_pages * pool.page_size > typical
         price = pool.rates.fixed_share / (pool.pages * pool.page_size)
         cost = give_up(lease, pool.rates, price, has_host=has_host).seconds
-        return min(MOST_OVERFILL * min(CHEAP / cost, 1.0), HOST_PART * pool.host_pages / pool.pages) if cost else 0.0
+        most = min(MOST_OVERFILL, max(pool.host_pages / pool.pages - KEPT_FREE, 0.0))
+        return most * min(CHEAP / cost, 1.0) if cost else 0.0
 
     def _soon(self, lease: LeaseView) -> float:
         """The chance that it is at work soon."""
