@@ -36,7 +36,7 @@ from agentrt.sim.spec import CellResult, SimPolicy, SimSpec
 
 BASELINES: tuple[SimPolicy, ...] = ("lru", "lru_drop", "ttl", "cache_ttl", "infercept")
 CAPPED: tuple[SimPolicy, ...] = ("lru", "lru_drop")
-CAPS = (1.0, 1.25)
+CAPS = (1.25,)
 """Caps on live episodes that are tried beside those of the table, as oversubscription."""
 HOSTLESS: tuple[SimPolicy, ...] = ("lru_drop", "unlimited")
 """One run for all links and hosts."""
@@ -44,7 +44,6 @@ POLICIES: tuple[SimPolicy, ...] = ("priced", *BASELINES, "unlimited")
 LINKS, HOSTS, MODELS = (50.0, 12.0), (4.0, 0.5), ("qwen3-8b", "qwen3-0.6b")
 QUICK_EPISODES, QUICK_POOL, QUICK_PHI, QUICK_CORNERS = 200, 125_000, 4.0, ((50.0, 4.0), (12.0, 0.5))
 QUICK_POLICIES: tuple[SimPolicy, ...] = ("priced", "lru", "infercept")
-QUICK_CAPS = (1.25,)
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """The 97.5 % point of Student's law, by the number of seeds."""
 
@@ -209,7 +208,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.quick:
         given.episodes, given.seeds, given.pool, given.models = QUICK_EPISODES, 1, QUICK_POOL, MODELS[0]
-        phis, choice = [QUICK_PHI], Choice(QUICK_POLICIES, QUICK_CAPS, 1, ())
+        phis, choice = [QUICK_PHI], Choice(QUICK_POLICIES, CAPS, 1, ())
     else:
         phis = [float(one) for one in given.phi.split(",")]
         choice = Choice(given.policies.split(","), (*phis, *CAPS), given.seeds, ())
