@@ -415,21 +415,19 @@ class KVCache:
 
     def _make_host_room(self, lease: Lease) -> bool:
         """Room on the host for a lease, if need be in the place of those that wait outside, the latest opened first."""
-        leases = [lease, *self._parking]
-        free, has_room = self.tier.pools[0].num_free, self.tier.make_room(leases)
-        if self.tier.pools[0].num_free > free:  # copies of what leases have on the device may have made way
-            for one in self._leases:
-                one.is_saved = one.is_saved and self.tier.is_saved(one)
-        while not has_room:
+        leases, free = [lease, *self._parking], self.tier.pools[0].num_free
+        while not (has_room := self.tier.make_room(leases)):
             outside = [parked for parked in self._parked if _place(parked) > max(self._inside.with_kv, _place(lease))]
             if not outside:
-                return False
+                break
             last = max(outside, key=_place)
             self._move(last, State.DROPPED)
             self._anchor(last, None)
             self._recount(last)
-            has_room = self.tier.make_room(leases)
-        return True
+        if self.tier.pools[0].num_free > free:  # copies of what leases have on the device may have made way
+            for one in self._leases:
+                one.is_saved = one.is_saved and self.tier.is_saved(one)
+        return has_room
 
     def _take_over(self, lease: Lease, node: Node | None, table: Rows) -> None:
         """Give an empty lease these whole pages, which are in the prefix cache; those of the host are copied back."""

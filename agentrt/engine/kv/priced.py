@@ -38,7 +38,7 @@ for one to go on with what it has. Between the two nobody goes in and out."""
 MOST_OVERFILL, CHEAP = 0.6, 0.01
 """What more is let in where it costs no more than these seconds to give up a conversation."""
 KEPT_FREE = 0.5
-"""Pools' worth of the host that are no room for what is let in beyond the pool: those whose tools go on for long lie there."""
+"""Of a pool, what of the host stays for those whose tools go on for long, and is no room for what is let in beyond the pool."""
 SOON = 2.0
 """Seconds."""
 OUTSIDE, PAUSED, WANTED, NOBODY = range(4)
@@ -150,7 +150,7 @@ class Priced:
                 room -= pages
             yield lease, kind
 
-    def _choice(self, lease: LeaseView, pool: PoolView, price: float, place: int, room: int) -> "_Choice":
+    def _choice(self, lease: LeaseView, pool: PoolView, price: float, place: int, room: int) -> _Choice:
         has_host = lease.unshared // pool.page_size <= room
         way = give_up(lease if has_host else lease._replace(is_saved=False), pool.rates, price, has_host=has_host)
         if lease.rank > pool.inside.with_kv:
