@@ -13,6 +13,7 @@ from gpu_model import (
     DTYPE,
     Line,
     Peaks,
+    device_runner,
     model_config,
     new_runner,
     random_decoder,
@@ -21,11 +22,17 @@ from gpu_model import (
     step_of,
 )
 
+from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Direction
+from agentrt.engine.local import sized
 from agentrt.engine.model.decoder import Decoder, expected_shapes
+from agentrt.engine.model.rope import Rope
 from agentrt.engine.runner import ModelRunner
+from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.head import DraftHead
+from agentrt.engine.speculate.head_config import HeadConfig
 
 BATCHES = (1, 2) if DRY else (1, 32, 256)
 CONTEXT = 40 if DRY else 1024
@@ -47,7 +54,7 @@ class Model(NamedTuple):
 
 
 def steps(name: str, peaks: Peaks) -> Iterator[Line]:
-    """Decode, prefill, verification, swap and weight updates of a random model."""
+    """Decode, prefill, verification, drafts, swap and weight updates of a random model."""
     decoder = random_decoder(model_config(name, toy=DRY))
     model = Model(
         name, decoder, new_runner(decoder, max(BATCHES) * (CONTEXT + PAGE), max(BATCHES), SWAPPED_BYTES), peaks
@@ -60,6 +67,7 @@ def steps(name: str, peaks: Peaks) -> Iterator[Line]:
     verify = step_of(BATCHES[1], CONTEXT - 1 - DRAFTS, 1 + DRAFTS, PAGE, only_last=False)
     slower = _step_seconds(model, verify) / step
     yield Line(f"{name}: {DRAFTS} drafts verified, batch {BATCHES[1]}", f"{slower:.2f} decode steps")
+    yield from _drafts(model, decode, step)
     yield from _swaps(model, decode)
     yield from _updates(model, decode, step)
 
@@ -92,6 +100,29 @@ def _prefill(model: Model, batch: int) -> Line:
     return Line(f"{model.name}: prefill, {batch} of {rows}", figure, "55 %")
 
 
+def _drafts(model: Model, decode: Batch, step: float) -> Iterator[Line]:
+    """What an EAGLE-3 head costs: hidden states of three layers handed out, and its own pass an id."""
+    config, decoder, layers = model.decoder.config, model.decoder, model.decoder.config.num_layers
+    head_config = HeadConfig(
+        kind="eagle3", hidden_size=config.hidden_size, intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        context_length=config.context_length, norm_eps=config.norm_eps, rope=config.ropes[0] or Rope(1e6),
+        vocab_size=config.vocab_size, draft_vocab_size=config.vocab_size, taps=tuple(sorted({1, -(-layers // 2), layers})),
+        target="",
+    )  # fmt: skip
+    weights = {
+        name: torch.randn(shape, device=DEVICE, dtype=DTYPE) * 0.02 for name, shape in head_config.shapes().items()
+    }
+    spec = EngineSpec(device=str(DEVICE), kv_tokens=PAGE * 64, speculate="auto")
+    drafter = Drafter(DraftHead(head_config, weights, decoder), model.runner, spec, decoder.vocab_size)
+    model.runner.taps = head_config.taps
+    slower = _step_seconds(model, decode) / step
+    model.runner.taps = ()
+    yield Line(f"{model.name}: decode, batch {BATCHES[1]}, hidden states handed out", f"{slower:.2f} decode steps")
+    passes = ", ".join(f"{taken * 1e3:.2f}" for taken in drafter.measure().values())
+    yield Line(f"{model.name}: an id of an EAGLE-3 head, for 1 and for 8", f"{passes} ms")
+
+
 def _swaps(model: Model, decode: Batch) -> Iterator[Line]:
     """Pages through the engine's own copier, alone and beside decode steps."""
     host, pool_pages = model.runner.host, model.runner.groups[0].num_pages
@@ -122,7 +153,10 @@ def _copied(model: Model, direction: Direction, copies: list[PageCopy]) -> None:
 
 
 def _updates(model: Model, decode: Batch, step: float) -> Iterator[Line]:
-    """New weights by the engine's own way, and the step after them, whose graph was captured before."""
+    """New weights by the engine's own way, and the step after them, whose graph was captured before.
+
+    Last into an engine that has taken what was free.
+    """
     shapes = expected_shapes(model.decoder.config)
     weights = {name: torch.zeros(shape, dtype=DTYPE, device=DEVICE) for name, shape in shapes.items()}
     pauses, firsts = [], []
@@ -137,3 +171,6 @@ def _updates(model: Model, decode: Batch, step: float) -> Iterator[Line]:
     bound = step + 2 * model.decoder.num_parameters * DTYPE.itemsize / model.peaks.copy
     yield Line(f"{model.name}: pause of an update", f"{np.median(pauses) * 1e3:.1f} ms", f"{bound * 1e3:.1f} ms")
     yield Line(f"{model.name}: first step after an update", f"{np.median(firsts) / step:.2f} decode steps")
+    spec = sized(EngineSpec(device=str(DEVICE), host_tokens=0), model.decoder, None)
+    device_runner(model.decoder, spec).stage(weights)()
+    yield Line(f"{model.name}: engine.kv_tokens=auto, beside all this", f"{spec.pool_tokens:,} ids, and an update fits")

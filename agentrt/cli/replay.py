@@ -32,8 +32,8 @@ def replay(
     from agentrt.sim.table import render
 
     recorded = recording(folder)
-    spec = replay_spec(recorded)
-    given = {"model": model, "link_gigabytes": link, "pool_tokens": pool or spec.pool_tokens}
+    spec = replay_spec(recorded, pool or 0)
+    given = {"model": model, "link_gigabytes": link}
     cells = [
         simulate(convert(msgspec.to_builtins(spec) | given | {"policy": name}, SimSpec, "replay"), ReplayLoad(recorded))
         for name in chosen_policies(policy, spec.policy)

@@ -79,7 +79,8 @@ def serve(
         own = socket.socket(fileno=sock) if sock is not None else listening(host, port)
         stack.enter_context(own)
         engine = stack.enter_context(engine_for(folder, tokenizer, model, spec))
-        endpoint = Endpoint(engine, renderer, model=model, room=min(engine.info.context_length, spec.kv_tokens))
+        room = min(engine.info.context_length, engine.info.kv_tokens or spec.pool_tokens)
+        endpoint = Endpoint(engine, renderer, model=model, room=room)
         write: Callable[[EpisodeRecord], None] = _forget
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)

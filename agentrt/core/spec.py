@@ -124,6 +124,9 @@ WeightPrecision = Literal["auto", "fp16", "int8"]
 KVPrecision = Literal["auto", "fp16", "int8"]
 
 
+CPU_KV_TOKENS = 65_536
+
+
 class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The engine: in this process, or on servers."""
 
@@ -137,8 +140,9 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     device: str = "cpu"
     page_size: int = 16
     """Tokens in one page of KV."""
-    kv_tokens: int = 65_536
-    """Room for KV on the device, in tokens."""
+    kv_tokens: int | Literal["auto"] = "auto"
+    """Room for KV on the device, in tokens. `auto` is 65,536 on the CPU; on a GPU what is free there, less room for new
+    weights beside the present ones and for what a step computes."""
     max_batch: int = 64
     """Sequences that decode in one step."""
     step_tokens: int = 512
@@ -172,9 +176,11 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Ids that are proposed at a time, at most."""
 
     def __post_init__(self) -> None:
-        for name in ("engines", "page_size", "kv_tokens", "max_batch", "step_tokens", "draft_length"):
+        for name in ("engines", "page_size", "max_batch", "step_tokens", "draft_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be above 0, not {getattr(self, name)}")
+        if self.kv_tokens != "auto" and self.kv_tokens < 1:
+            raise ValueError(f"engine.kv_tokens must be above 0, not {self.kv_tokens}")
         if self.engines > 1 and self.urls:
             raise ValueError(
                 "engine.engines starts engines on this machine and engine.urls names others; give one of them"
@@ -183,13 +189,20 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             raise ValueError(f"engine.host_tokens must be 0 or more, not {self.host_tokens}; 0 means no host tier")
         if not 0 <= self.kv_ttl_seconds < math.inf:
             raise ValueError(f"engine.kv_ttl_seconds must be 0 or more, not {self.kv_ttl_seconds}")
-        if self.kv_tokens < self.page_size:
-            raise ValueError(f"engine.kv_tokens ({self.kv_tokens}) holds not even one page of {self.page_size} tokens")
+        if self.pool_tokens < self.page_size:
+            raise ValueError(
+                f"engine.kv_tokens ({self.pool_tokens}) holds not even one page of {self.page_size} tokens"
+            )
         if self.step_tokens < self.max_batch:
             raise ValueError(
                 f"engine.step_tokens ({self.step_tokens}) is below engine.max_batch ({self.max_batch}): "
                 "a step must have a row for every decoding sequence"
             )
+
+    @property
+    def pool_tokens(self) -> int:
+        """`kv_tokens` as a number: where nobody has looked at a device, that of the CPU."""
+        return CPU_KV_TOKENS if self.kv_tokens == "auto" else self.kv_tokens
 
 
 Purpose = Literal["run", "eval"]

@@ -20,10 +20,9 @@ from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.copier import Mover
 from agentrt.engine.kv.cuda_mover import CudaMover
-from agentrt.engine.kv.group import check_fits
 from agentrt.engine.model.decoder import Decoder, PagedKV
 from agentrt.engine.model.tensors import overwrite
-from agentrt.engine.runner import ModelRunner, side_by_side
+from agentrt.engine.runner import ModelRunner, features_of, side_by_side
 from agentrt.engine.weights import Install
 from agentrt_kernels.paged_attention.launch import DevicePlan, lanes_of, tile_rows, to_device
 from agentrt_kernels.paged_attention.plan import DECODE_KEYS, Plan, plan_attention
@@ -32,10 +31,12 @@ DRAFTS = 8
 """Rows of one sequence up to which a step counts as decodes."""
 
 Ints = NDArray[np.int64] | NDArray[np.int32]
+Taps = dict[int, Tensor | None]
+"""By number of layers, the hidden states after so many."""
 
 
 class Shape(NamedTuple):
-    """What a graph is captured for; every number but the last is a power of two (or 0)."""
+    """What a graph is captured for; every number but `lanes` is a power of two (or 0)."""
 
     rows: int
     sequences: int
@@ -44,6 +45,8 @@ class Shape(NamedTuple):
     parts: int
     slots: int
     lanes: int
+    taps: tuple[int, ...] = ()
+    """After which numbers of layers hidden states are kept."""
 
 
 class Inputs(NamedTuple):
@@ -64,25 +67,34 @@ class CudaRunner(ModelRunner):
     SPARE_PAGES = 1
 
     def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
-        """`UsageError` if the page size does not fit the kernels, or the pages do not fit the device."""
+        """`UsageError` if the page size does not fit the kernels. Whether the pages fit is for the caller to see."""
         if DECODE_KEYS % spec.page_size:
             raise UsageError(
                 f"engine.page_size must divide {DECODE_KEYS} on a GPU, but it is {spec.page_size}; take 16"
             )
-        config, layouts = decoder.config, decoder.page_layouts(spec.page_size)
-        page_bytes = [layout.page_stride * decoder.dtype.itemsize for layout in layouts]
-        check_fits(config.group_windows, page_bytes, spec, torch.cuda.mem_get_info(decoder.device)[0])
-        self._lanes_a_row = config.num_heads // config.num_kv_heads
         self._graphs: dict[Shape, _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs, as one runs at a time
         self._staging = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call]
         super().__init__(decoder, spec)
 
     def run(self, batch: Batch) -> Tensor:
-        """`logits_MV` on the device; the next step overwrites them."""
+        """`logits_MV` on the device; the next step overwrites them, but not `features_NF`."""
         batch = side_by_side(batch)
-        plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(self._lanes_a_row))
-        return self._replay(batch, plan) if is_graphed(batch) else self._forward(batch, plan)
+        plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(self.decoder.query_group))
+        logits_MV, taps = self._replay(batch, plan) if is_graphed(batch) else self._forward(batch, plan)
+        self.features_NF = features_of(taps, batch) if taps else None
+        return logits_MV
+
+    def handed_out(self, logits_MV: Tensor) -> Tensor:
+        """Where they are: the sampler reads what it draws."""
+        return logits_MV
+
+    def plan(
+        self, positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32], tables_SP: NDArray[np.int32], query_group: int
+    ) -> tuple[DevicePlan]:  # fmt: skip
+        """The rows' attention, planned once for all layers."""
+        plan = plan_attention(positions_N, table_of_N, tables_SP, self.page_size, tile_rows(query_group))
+        return (to_device(plan, query_group, self.decoder.device),)
 
     def stage(self, source: WeightSource) -> Install:
         self._staging.wait_stream(torch.cuda.current_stream())  # a trainer in this process may still write them
@@ -99,20 +111,24 @@ class CudaRunner(ModelRunner):
     def _make_mover(self, device: Sequence[Tensor], host: Sequence[Tensor]) -> Mover:
         return CudaMover(device, host)
 
-    def _forward(self, batch: Batch, plan: Plan) -> Tensor:
-        device = self.decoder.device
+    def _forward(self, batch: Batch, plan: Plan) -> tuple[Tensor, Taps]:
+        device, taps = self.decoder.device, dict[int, Tensor | None].fromkeys(self.taps)
         ids_N, positions_N, table_of_N, tables_GSP, rows_M = (
             torch.from_numpy(array).to(device, non_blocking=True) for array in batch[:5]
         )
-        device_plan = to_device(plan, self._lanes_a_row, device)
-        return self.decoder.forward(ids_N, positions_N, table_of_N, tables_GSP, self._kv, rows_M, device_plan)
+        device_plan = to_device(plan, self.decoder.query_group, device)
+        logits_MV = self.decoder.forward(
+            ids_N, positions_N, table_of_N, tables_GSP, self._kv, rows_M, device_plan, taps=taps
+        )
+        return logits_MV, taps
 
-    def _replay(self, batch: Batch, plan: Plan) -> Tensor:
-        shape = shape_of(batch, plan, self._lanes_a_row)
+    def _replay(self, batch: Batch, plan: Plan) -> tuple[Tensor, Taps]:
+        shape = shape_of(batch, plan, self.decoder.query_group)._replace(taps=self.taps)
         inputs = pad(batch, plan, shape, [group.num_pages for group in self.groups])
         if shape not in self._graphs:
             self._graphs[shape] = _Graph(self.decoder, self._kv, inputs, shape, self._memory)
-        return self._graphs[shape].replay(inputs)[: len(batch.out_rows_M)]
+        graph = self._graphs[shape]
+        return graph.replay(inputs)[: len(batch.out_rows_M)], graph.taps
 
 
 class _Graph:
@@ -123,13 +139,14 @@ class _Graph:
         self._device = [tensor.to(decoder.device) for tensor in self._host]
         ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC = self._device
         plan = DevicePlan(items_I5, slots_NC, shape.slots, shape.lanes)
-        decoder.forward(
-            ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan
-        )  # compiles, which a capture cannot
+        self.taps: Taps = dict.fromkeys(shape.taps)
+        """The hidden states of all rows, overwritten as the logits are."""
+        arrays = (ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan)
+        decoder.forward(*arrays, taps=self.taps)  # compiles, which a capture cannot
         self._graph = torch.cuda.CUDAGraph()
         # The threads that copy pages and stage weights use the device meanwhile; only this one may not.
         with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._logits_MV = decoder.forward(ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan)
+            self._logits_MV = decoder.forward(*arrays, taps=self.taps)
 
     def replay(self, inputs: Inputs) -> Tensor:
         """The logits of all rows, those that were added last; they are overwritten by the next replay.

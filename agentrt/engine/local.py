@@ -9,15 +9,19 @@ from agentrt.core.models import find_model
 from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
+from agentrt.engine.kv.group import Pages, fitted
 from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import LoadedModel, load_model
 from agentrt.engine.model.quantized import FULL, Precision
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
-from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.drafter import Drafter, DraftModel
 from agentrt.engine.speculate.load import load_draft
 from agentrt.engine.step import EngineCore
+
+STAGED_COPIES = 2
+"""Of the weights, while new ones are staged: as they came, and as the decoder has them."""
 
 
 def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> EngineService:
@@ -26,12 +30,10 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
     Ids of the output layer that the tokenizer does not know are masked before sampling.
     """
     loaded = load_model(folder, _checked_device(spec.device), precision=_checked_precision(folder, spec))
+    draft = load_draft(find_model(spec.draft), loaded) if spec.draft and spec.speculate != "off" else None
+    spec = sized(spec, loaded.decoder, draft)
     runner = _runner(loaded.decoder, spec)
-    drafter = None
-    if spec.draft and spec.speculate != "off":
-        drafter = Drafter(
-            load_draft(find_model(spec.draft), loaded), runner, spec, _vocab_size(tokenizer, loaded.decoder)
-        )
+    drafter = Drafter(draft, runner, spec, _vocab_size(tokenizer, loaded.decoder)) if draft else None
     return _service(folder, tokenizer, loaded, runner, spec, drafter)
 
 
@@ -53,7 +55,7 @@ def _service(
     core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of, drafter=drafter)
     info = EngineInfo(
         model=folder.name, model_hash=loaded.model_hash, vocab_size=vocab_size, context_length=decoder.context_length,
-        quantized=decoder.precision.rounded, kv_tokens=spec.kv_tokens,
+        quantized=decoder.precision.rounded, kv_tokens=spec.pool_tokens,
     )  # fmt: skip
     return EngineService(core, info)
 
@@ -68,6 +70,23 @@ def _runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:
     from agentrt.engine.cuda_runner import CudaRunner  # Triton, which a machine without a GPU need not have
 
     return CudaRunner(decoder, spec)
+
+
+def sized(spec: EngineSpec, decoder: Decoder, draft: DraftModel | None) -> EngineSpec:
+    """The spec with as many tokens as a GPU has room for, if it is on one. `UsageError` if it wants more."""
+    if decoder.device.type != "cuda":
+        return spec
+    models = [
+        Pages(
+            model.windows,
+            [layout.page_stride * decoder.dtype.itemsize for layout in model.page_layouts(spec.page_size)],
+        )
+        for model in (decoder, draft)
+        if model is not None
+    ]
+    torch.cuda.empty_cache()  # what was needed to load the weights
+    free_bytes = torch.cuda.mem_get_info(decoder.device)[0]
+    return fitted(spec, models, free_bytes, STAGED_COPIES * decoder.num_parameters * decoder.dtype.itemsize)
 
 
 def _checked_precision(folder: Path, spec: EngineSpec) -> Precision:

@@ -37,7 +37,7 @@ class ModelRunner:
         """After which numbers of layers `run` hands out hidden states."""
         self.features_NF: Tensor | None = None
         """Those of the last step, in the order of its batch, side by side; None without taps."""
-        self.groups = size_groups(decoder.config.group_windows, spec)
+        self.groups = size_groups(decoder.windows, spec)
         self._kv = [
             PagedKV(self._new_pool(group.num_pages + self.SPARE_PAGES, layout), layout)
             for group, layout in zip(self.groups, decoder.page_layouts(spec.page_size), strict=True)
@@ -54,9 +54,19 @@ class ModelRunner:
         logits_MV = self.decoder.forward(
             token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M, taps=taps
         )
-        self.features_NF = _features(taps, batch) if taps else None
+        self.features_NF = features_of(taps, batch) if taps else None
+        return self.handed_out(logits_MV)
+
+    def handed_out(self, logits_MV: Tensor) -> Logits:
+        """Logits where the sampler wants them: here in memory."""
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
         return logits
+
+    def plan(
+        self, positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32], tables_SP: NDArray[np.int32], query_group: int
+    ) -> tuple[object, ...]:  # fmt: skip
+        """What a model's `forward` takes beyond its rows, if it has so many query heads for a KV head: here nothing."""
+        return ()
 
     def _new_pool(self, pages: int, layout: PageLayout) -> Tensor:
         size, dtype = pages * layout.page_stride, self.decoder.kv_dtype
@@ -142,7 +152,11 @@ def side_by_side(batch: Batch) -> Batch:
     )  # fmt: skip
 
 
-def _features(taps: Mapping[int, Tensor | None], batch: Batch) -> Tensor:
-    """Hidden states one beside the other, sequence by sequence again: `side_by_side` moves sequences whole."""
-    taken = [hidden_ND for hidden_ND in taps.values() if hidden_ND is not None]
-    return torch.cat(taken, dim=1)[torch.from_numpy(np.argsort(batch.table_of_N, kind="stable"))]
+def features_of(taps: Mapping[int, Tensor | None], batch: Batch) -> Tensor:
+    """Hidden states one beside the other, sequence by sequence again: `side_by_side` moves sequences whole.
+
+    Always a copy. Rows beyond those of the batch, which a padded step has, are left out.
+    """
+    taken_NF = torch.cat([hidden_ND for hidden_ND in taps.values() if hidden_ND is not None], dim=1)
+    order_N = torch.from_numpy(np.argsort(batch.table_of_N, kind="stable"))
+    return taken_NF[order_N.to(taken_NF.device, non_blocking=True)]

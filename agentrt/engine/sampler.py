@@ -17,6 +17,7 @@ from agentrt.core.protocol import Grammar
 from agentrt.engine.sequence import Sequence
 from agentrt_kernels.sample import cpu
 from agentrt_kernels.sample.rules import NO_EDITS, Edits, Rule, Rules
+from agentrt_kernels.sample.rules import Drawn as DrawnRows
 
 Logits = NDArray[np.float32] | Tensor
 """A runner's: in memory, or on its device."""
@@ -70,7 +71,7 @@ def sample(logits_MV: Logits, sequences: List[Sequence], laws: Lawful, vocab_siz
     rules, errors, positions = laws
     seeds_M = np.array([sequence.seed for sequence in sequences], dtype=np.uint64)
     positions_M = np.array(positions, dtype=np.int64)
-    columns = _draw(logits_MV, vocab_size, Rules.of(rules), seeds_M, positions_M)
+    columns = draw(logits_MV, vocab_size, Rules.of(rules), seeds_M, positions_M)
     drawn = [Drawn(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     for row, one in enumerate(drawn):
         if errors[row] or one.token_id < 0:
@@ -107,7 +108,8 @@ def score(logits_MV: Logits, sequences: List[Sequence], vocab_size: int) -> None
             sequence.score(logprob)
 
 
-def _draw(logits_MV: Logits, *law: Any) -> Any:
+def draw(logits_MV: Logits, *law: Any) -> DrawnRows:
+    """As `agentrt_kernels.sample.reference.sample`, wherever the logits are."""
     if not isinstance(logits_MV, Tensor):
         return cpu.sample(logits_MV, *law)
     from agentrt_kernels.sample import launch  # Triton, which a machine without a GPU need not have

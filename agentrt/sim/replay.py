@@ -183,12 +183,18 @@ class ReplayLoad(NamedTuple):
                 yield list(accumulate(len(step.observed) + step.sampled for step in steps))
 
 
-def replay_spec(recorded: Recording) -> SimSpec:
-    """The recorded engine's pools and limits, on the simulated device."""
+def replay_spec(recorded: Recording, pool: int = 0) -> SimSpec:
+    """The recorded engine's pools and limits, on the simulated device; a pool of `pool` ids, if given.
+
+    `UsageError` without it where the recorded engine took what its device had free: that number is not in a record.
+    """
     engine = recorded.spec.engine
-    host = HOST_FACTOR * engine.kv_tokens if engine.host_tokens == "auto" else engine.host_tokens
+    if not pool and engine.kv_tokens == "auto" and engine.device != "cpu":
+        raise UsageError("the recorded engine took what its device had free (engine.kv_tokens is auto): give --pool")
+    tokens = pool or engine.pool_tokens
+    host_share = float(HOST_FACTOR) if engine.host_tokens == "auto" else engine.host_tokens / tokens
     return SimSpec(
-        pool_tokens=engine.kv_tokens, host_share=host / engine.kv_tokens, page_size=engine.page_size,
+        pool_tokens=tokens, host_share=host_share, page_size=engine.page_size,
         step_tokens=engine.step_tokens, max_batch=engine.max_batch, live=recorded.spec.max_concurrent,
         ttl_seconds=engine.kv_ttl_seconds, policy=engine.kv_policy,
     )  # fmt: skip

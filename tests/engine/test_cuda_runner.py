@@ -12,7 +12,6 @@ from agentrt.core.errors import UsageError
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokens import Tokens
 from agentrt.engine.batch import Batch
-from agentrt.engine.kv.group import check_fits
 from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes, ops_for
 from agentrt.engine.sequence import Sequence
@@ -137,15 +136,3 @@ def test_logits_on_a_device_give_the_same_ids() -> None:
 def test_a_page_size_that_the_kernels_do_not_take_is_refused() -> None:
     with pytest.raises(UsageError, match=r"engine.page_size must divide 512 on a GPU, but it is 24; take 16"):
         cuda_runner.CudaRunner(None, EngineSpec(page_size=24))
-
-
-def test_pages_that_do_not_fit_the_device_are_refused_with_what_would() -> None:
-    spec, page_bytes, free = EngineSpec(kv_tokens=16 * 1000, max_batch=2, step_tokens=16), [2**20, 2**19], 2**29
-    # A window of 32 ids takes at most 2 * (2 * (2 + 2) + 1) = 18 pages of half a MiB; 460.8 MiB are left after a tenth.
-    with pytest.raises(
-        UsageError, match=r"\(16000\) takes 1.0 GiB of the device, of which 0.5 GiB are free; 7216 tokens"
-    ):
-        check_fits([0, 32], page_bytes, spec, free)
-    check_fits([0, 32], page_bytes, EngineSpec(kv_tokens=7216, max_batch=2, step_tokens=16), free)
-    with pytest.raises(UsageError, match="not even one page fits"):
-        check_fits([0], page_bytes[:1], spec, 2**20)

@@ -8,6 +8,7 @@ no others. Most models have group 0 alone.
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,36 +34,66 @@ class Group(NamedTuple):
 
 
 def size_groups(windows: Sequence[int], spec: EngineSpec) -> tuple[Group, ...]:
-    """`spec.kv_tokens` ids for group 0; for a window, room for a full batch of running sequences and some that wait.
+    """`spec.pool_tokens` ids for group 0; for a window, room for a full batch of running sequences and some that wait.
 
     So a step that has its pages in group 0 can have them in every group: with as many pages as group 0 has, because
     a sequence holds a page of a window only where it holds one of group 0; with fewer, because they suffice for any
     sequences that run together, and those that do not can be revoked.
     """
-    most = -(-spec.kv_tokens // spec.page_size)
+    most = -(-spec.pool_tokens // spec.page_size)
     return tuple(
         Group(min(most, SPARE * _running_pages(window, spec)), window) if window else Group(most) for window in windows
     )
 
 
-def check_fits(windows: Sequence[int], page_bytes: Sequence[int], spec: EngineSpec, free_bytes: int) -> None:
-    """`UsageError` if the groups' pages take more than a device has free, but for a tenth of it; it says what would fit.
+class Pages(NamedTuple):
+    """What a model keeps KV in: for each of its cache groups the window, and the bytes of a page."""
 
-    What is left is for what a step computes and for the graphs that it is captured in.
+    windows: Sequence[int]
+    page_bytes: Sequence[int]
+
+
+def fitted(spec: EngineSpec, models: Sequence[Pages], free_bytes: int, staged_bytes: int = 0) -> EngineSpec:
+    """The spec with a number for `kv_tokens`: that of the spec, or as many ids as fit a device, for all `models` at once.
+
+    A tenth of what is free is left for what a step computes and for the graphs that it is captured in. If nobody gave a
+    number, `staged_bytes` are left too, for new weights beside the present ones, but never more than half of the rest: who
+    needs them to fit gives a number. `UsageError` if the pages do not fit; it says what would.
     """
-
-    def takes(pages: int) -> int:
-        sized = size_groups(windows, msgspec.structs.replace(spec, kv_tokens=pages * spec.page_size))
-        return sum(group.num_pages * size for group, size in zip(sized, page_bytes, strict=True))
-
-    room, wanted = int(free_bytes * (1 - STEP_SHARE)), -(-spec.kv_tokens // spec.page_size)
-    if takes(wanted) > room:
-        most = bisect_right(range(1, wanted), room, key=takes) * spec.page_size
+    room = int(free_bytes * (1 - STEP_SHARE))
+    if spec.kv_tokens == "auto":
+        pages = _most_pages(spec, models, room - min(staged_bytes, room // 2))
+    elif _pages_bytes(pages := -(-spec.kv_tokens // spec.page_size), spec, models) <= room:
+        return spec
+    else:
+        most = _most_pages(spec, models, room) * spec.page_size
         fits = f"{most} tokens fit" if most else "not even one page fits: take a smaller model, or a larger device"
         raise UsageError(
-            f"engine.kv_tokens ({spec.kv_tokens}) takes {takes(wanted) / 2**30:.1f} GiB of the device, of which "
-            f"{free_bytes / 2**30:.1f} GiB are free; {fits}"
+            f"engine.kv_tokens ({spec.kv_tokens}) takes {_pages_bytes(pages, spec, models) / 2**30:.1f} GiB of the device, "
+            f"of which {free_bytes / 2**30:.1f} GiB are free; {fits}"
         )
+    if not pages:
+        raise UsageError(
+            f"engine.kv_tokens: {free_bytes / 2**30:.1f} GiB are free on the device and not even one page fits; "
+            "take a smaller model, or a larger device"
+        )
+    return msgspec.structs.replace(spec, kv_tokens=pages * spec.page_size)
+
+
+def _most_pages(spec: EngineSpec, models: Sequence[Pages], room: int) -> int:
+    """The most pages of group 0 that leave what all groups take within `room` bytes."""
+    beyond = room // min(model.page_bytes[0] for model in models) + 1
+    return bisect_right(range(1, beyond + 1), room, key=partial(_pages_bytes, spec=spec, models=models))
+
+
+def _pages_bytes(pages: int, spec: EngineSpec, models: Sequence[Pages]) -> int:
+    """What all groups take if group 0 has so many pages."""
+    spec = msgspec.structs.replace(spec, kv_tokens=pages * spec.page_size)
+    return sum(
+        group.num_pages * size
+        for windows, page_bytes in models
+        for group, size in zip(size_groups(windows, spec), page_bytes, strict=True)
+    )
 
 
 STEP_SHARE = 0.1
@@ -75,7 +106,7 @@ HOST_SHARE = 0.25
 
 def size_host(page_bytes: Sequence[int], spec: EngineSpec) -> list[int]:
     """Pages of each group on the host: as many of a window as of group 0, since many short conversations may be parked."""
-    tokens = HOST_FACTOR * spec.kv_tokens if spec.host_tokens == "auto" else spec.host_tokens
+    tokens = HOST_FACTOR * spec.pool_tokens if spec.host_tokens == "auto" else spec.host_tokens
     most = -(-tokens // spec.page_size)
     if spec.host_tokens == "auto":
         most = min(most, int(HOST_SHARE * free_memory() / sum(page_bytes)))

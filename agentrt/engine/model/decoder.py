@@ -140,6 +140,16 @@ class Decoder:
     def context_length(self) -> int:
         return self.config.context_length
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Of its cache groups; 0 keeps everything."""
+        return self.config.group_windows
+
+    @property
+    def query_group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.config.num_heads // self.config.num_kv_heads
+
     def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
         """For each cache group, where KV lies in pages of `page_size` tokens.
 

@@ -8,6 +8,7 @@ What a server gave before it was lost or paused stays; the rest of the turn is a
 its budget. So no sampled id is lost and none is sampled twice.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -100,6 +101,7 @@ class RemoteEngine:
         self._info = EngineInfo(
             model=found[0].model, model_hash=found[0].model_hash, vocab_size=self.tokenizer.vocab_size,
             context_length=min(one.context_length for one in found), logprobs_of=found[0].logprobs_of,
+            kv_tokens=int(room) if math.isfinite(room := min(one.room for one in found)) else 0,
         )  # fmt: skip
 
     def session(

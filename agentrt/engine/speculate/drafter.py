@@ -28,12 +28,12 @@ from agentrt.engine.kv.group import size_groups
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.sampler import Logits, draw, on_host
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.speculate.head import Step
 from agentrt.engine.weights import Install, Shapes, check_weights
 from agentrt_kernels.pages import PageLayout
-from agentrt_kernels.sample import cpu
 from agentrt_kernels.sample.reference import probabilities
 from agentrt_kernels.sample.rules import Rule, Rules
 
@@ -63,6 +63,10 @@ class DraftModel(Protocol):
     def context_length(self) -> int: ...
 
     @property
+    def query_group(self) -> int:
+        """Query heads that share a KV head."""
+
+    @property
     def windows(self) -> tuple[int, ...]:
         """Of its cache groups."""
 
@@ -80,7 +84,7 @@ class DraftModel(Protocol):
 
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor, kv: List[PagedKV],
-        out_rows_M: Tensor, features_ND: Tensor,
+        out_rows_M: Tensor, features_ND: Tensor, *plan: object,
     ) -> Step:  # fmt: skip
         """As `Decoder.forward`; a row says the id that follows it."""
 
@@ -92,6 +96,14 @@ class Tapped(Protocol):
     taps: tuple[int, ...]
     features_NF: Tensor | None
     """Hidden states of the last step's rows, chunk by chunk; None without taps."""
+
+    def handed_out(self, logits_MV: Tensor) -> Logits:
+        """Logits where the sampler wants them."""
+
+    def plan(
+        self, positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32], tables_SP: NDArray[np.int32], query_group: int
+    ) -> tuple[object, ...]:  # fmt: skip
+        """What a model's `forward` takes beyond its rows."""
 
 
 @dataclass(eq=False, slots=True)
@@ -109,7 +121,7 @@ class _Chain(NamedTuple):
     sequences: list[Sequence]
     ends_S: NDArray[np.int64]
     """The position of the first drafted id."""
-    tables_GSP: Tensor
+    tables_GSP: NDArray[np.int32]
     rules: list[Rule]
     seeds_S: NDArray[np.uint64]
 
@@ -118,13 +130,14 @@ class Drafter:
     """Drafts of one model for one engine. Called between the engine's steps, in its thread."""
 
     def __init__(self, model: DraftModel, runner: Tapped, spec: EngineSpec, vocab_size: int) -> None:
-        """`runner` is the target's."""
+        """`runner` is the target's: drafts are made on its device, in its type."""
         self.model, self.runner, self.vocab_size = model, runner, vocab_size
+        self._device, self._dtype = model.target.device, model.target.dtype
         self.verifier, self.most_rows = spec.verifier, spec.step_tokens
         groups, layouts = size_groups(model.windows, spec), model.page_layouts(spec.page_size)
         self.cache = KVCache(groups, spec.page_size)
         self._kv = [
-            PagedKV(torch.zeros(group.num_pages * layout.page_stride), layout)
+            PagedKV(self._zeros(group.num_pages * layout.page_stride), layout)
             for group, layout in zip(groups, layouts, strict=True)
         ]
         self._followers: dict[Sequence, _Follower] = {}
@@ -140,11 +153,11 @@ class Drafter:
         found, width = {}, self.model.target.config.hidden_size
         for count in PROBE_COUNTS:
             rows_S = np.arange(count)
-            places = [torch.from_numpy(rows_S % pool.num_pages).int() for pool in self.cache.pools]
-            batch = (rows_S * 0, rows_S * 0, rows_S.astype(np.int32), torch.stack(places)[..., None], rows_S)
+            tables_GSP = np.stack([rows_S % pool.num_pages for pool in self.cache.pools])[..., None].astype(np.int32)
+            batch = (rows_S * 0, rows_S * 0, rows_S.astype(np.int32), tables_GSP, rows_S)
             for _ in range(PROBE_RUNS):
                 started = time.perf_counter()
-                self._forward(*batch, torch.zeros(count, width))
+                self._forward(*batch, self._zeros(count, width)).logits_MV[0, 0].item()  # waits for a device
                 found[count] = time.perf_counter() - started
         return found
 
@@ -286,20 +299,20 @@ class Drafter:
         if not rows:
             return Step(torch.empty(0), None), None
         table_of_N = np.repeat(np.arange(len(tables), dtype=np.int32), [len(part) for part in positions])
-        tables_GSP = torch.from_numpy(tables_of(tables))
+        tables_GSP = tables_of(tables)
         step = self._forward(
             np.concatenate(token_ids), np.concatenate(positions), table_of_N, tables_GSP, np.array(out, dtype=np.int64),
             torch.cat(features) if self.model.taps else torch.empty(0),
         )  # fmt: skip
         going = [sequences[slot] for slot in kept]
-        return step, self._chain(going, tables_GSP[:, kept].contiguous()) if going else None
+        return step, self._chain(going, np.ascontiguousarray(tables_GSP[:, kept])) if going else None
 
     def _features(self, follower: _Follower, start: int, stop: int) -> Tensor:
         """Of rows `start` to `stop`: row j takes what the target made of id j - 1; zeros where that is not known."""
         if not self.model.taps:
             return torch.empty(0)
         width = self.model.target.config.hidden_size
-        features_ND = torch.zeros(stop - start, width)
+        features_ND = self._zeros(stop - start, width)
         for position, taken_NF in follower.taken:
             first, last = max(position + 1, start), min(position + 1 + len(taken_NF), stop)
             if first < last:
@@ -308,7 +321,7 @@ class Drafter:
         follower.taken = [one for one in follower.taken if one[0] + len(one[1]) >= stop]
         return features_ND
 
-    def _chain(self, sequences: list[Sequence], tables_GSP: Tensor) -> _Chain:
+    def _chain(self, sequences: list[Sequence], tables_GSP: NDArray[np.int32]) -> _Chain:
         """Chance: under `coupled` the noise of the target's own draw, so that alike laws draw alike ids.
 
         The other verifiers need drafts that are drawn with chance that nobody else uses.
@@ -327,14 +340,15 @@ class Drafter:
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
         """An id of the target for each sequence, and the distribution that it was drawn from; -1 where there is none."""
         if self.model.ids_V is not None:
-            whole_SV = torch.full((len(logits_SV), self.model.target.vocab_size), -torch.inf)
+            whole_SV = logits_SV.new_full((len(logits_SV), self.model.target.vocab_size), -torch.inf)
             whole_SV[:, self.model.ids_V] = logits_SV
             logits_SV = whole_SV
-        logits = logits_SV.numpy()
-        drawn = cpu.sample(logits, self.vocab_size, Rules.of(chain.rules), chain.seeds_S, chain.ends_S + depth)
+        logits = self.runner.handed_out(logits_SV)
+        drawn = draw(logits, self.vocab_size, Rules.of(chain.rules), chain.seeds_S, chain.ends_S + depth)
         if self.verifier == "coupled":
             return drawn.ids_B, []
-        laws = (probabilities(row_V, rule, self.vocab_size) for row_V, rule in zip(logits, chain.rules, strict=True))
+        rows_SV = on_host(logits)
+        laws = (probabilities(row_V, rule, self.vocab_size) for row_V, rule in zip(rows_SV, chain.rules, strict=True))
         return drawn.ids_B, list(laws)
 
     def _next(self, chain: _Chain, step: Step, drawn_S: NDArray[np.int64], depth: int) -> Step:
@@ -348,10 +362,17 @@ class Drafter:
 
     def _forward(
         self, token_ids_N: NDArray[np.int64], positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32],
-        tables_GSP: Tensor, out_rows_M: NDArray[np.int64], features_ND: Tensor,
+        tables_GSP: NDArray[np.int32], out_rows_M: NDArray[np.int64], features_ND: Tensor,
     ) -> Step:  # fmt: skip
-        ids_N, places_N, tables_N, rows_M = map(torch.from_numpy, (token_ids_N, positions_N, table_of_N, out_rows_M))
-        return self.model.forward(ids_N, places_N, tables_N, tables_GSP, self._kv, rows_M, features_ND)
+        plan = self.runner.plan(positions_N, table_of_N, tables_GSP[0], self.model.query_group)
+        *arrays, rows_M = (
+            torch.from_numpy(array).to(self._device, non_blocking=True)
+            for array in (token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M)
+        )
+        return self.model.forward(*arrays, self._kv, rows_M, features_ND, *plan)
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)
 
 
 def _sound(draft: Draft, stop_token_ids: tuple[int, ...]) -> Draft:

@@ -61,15 +61,17 @@ class DraftHead:
         self.context_length = config.context_length
         self.ids_V: Tensor | None = None
         """The target's id for each of its own; None if they are the same."""
-        self._angles = rope_tables(config.rope, config.head_dim, config.context_length)
+        self.query_group = config.num_heads // config.num_kv_heads
+        cos_TR, sin_TR = rope_tables(config.rope, config.head_dim, config.context_length)
+        self._angles = cos_TR.to(target.device), sin_TR.to(target.device)
         self.shapes = config.shapes()
-        self._layer = _made(config, weights)
+        self._layer = self._made(weights)
         if "d2t" in weights:
-            self.ids_V = torch.arange(len(weights["d2t"])) + weights["d2t"]
+            self.ids_V = (torch.arange(len(weights["d2t"])) + weights["d2t"].cpu()).to(target.device)
 
     def stage(self, weights: Mapping[str, Tensor]) -> Install:
         """New weights of the same shapes; the map between the vocabularies stays."""
-        return partial(setattr, self, "_layer", _made(self.config, weights))
+        return partial(setattr, self, "_layer", self._made(weights))
 
     def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
         """For its one cache group, where keys and values lie in pages of `page_size` ids."""
@@ -85,7 +87,7 @@ class DraftHead:
     @torch.inference_mode()
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor, kv: Sequence[PagedKV],
-        out_rows_M: Tensor, features_ND: Tensor,
+        out_rows_M: Tensor, features_ND: Tensor, *plan: object,
     ) -> Step:  # fmt: skip
         """Write the KV of all rows to their pages; the laws and features of `out_rows_M`. Else as `Decoder.forward`."""
         layer, norms, ops, eps = self._layer, self._layer.norms, self.target.ops, self.config.norm_eps
@@ -99,12 +101,16 @@ class DraftHead:
             residual_ND = layer.join(_joined(*both))
             x_NE = ops.rms_norm(residual_ND, norms["input_layernorm"], eps)
         q_NHD = ops.rotary(layer.qkv(x_NE), *self._angles, *place, None)
-        x_ND = layer.output(ops.paged_attention(q_NHD, *place, 0).flatten(1))
+        x_ND = layer.output(ops.paged_attention(q_NHD, *place, 0, *plan).flatten(1))
         residual_MD = residual_ND[out_rows_M]
         x_MD = ops.add_rms_norm(x_ND[out_rows_M], residual_MD, norms["post_attention_layernorm"], eps)
         x_MD = layer.down(ops.gate(layer.gate_up(x_MD)))
         x_MD = ops.add_rms_norm(x_MD, residual_MD, norms["norm"], eps)
         return Step((layer.head or self.target.head)(x_MD), residual_MD)
+
+    def _made(self, weights: Mapping[str, Tensor]) -> _Layer:
+        device, dtype = self.target.device, self.target.dtype
+        return _made(self.config, {name: tensor.to(device, dtype, copy=True) for name, tensor in weights.items()})
 
 
 def _joined(embedded_ND: Tensor, features_ND: Tensor) -> Tensor:
@@ -115,13 +121,13 @@ def _made(config: HeadConfig, weights: Mapping[str, Tensor]) -> _Layer:
     """The layer in the form that is computed with. Bits of a draft may depend on its batch: it is only a proposal."""
 
     def linear(*names: str) -> Linear:
-        return Linear(torch.cat([weights[f"{name}.weight"].float() for name in names]))
+        return Linear(torch.cat([weights[f"{name}.weight"] for name in names]))
 
     prefix, is_eagle = config.prefix, config.kind == "eagle3"
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     names = ["input_layernorm", "post_attention_layernorm", *(["hidden_norm"] if is_eagle else ["enorm", "hnorm"])]
-    norms = {name: weights[f"{prefix}{name}.weight"].float() for name in names}
-    norms["norm"] = weights["norm.weight" if is_eagle else f"{prefix}shared_head.norm.weight"].float()
+    norms = {name: weights[f"{prefix}{name}.weight"] for name in names}
+    norms["norm"] = weights["norm.weight" if is_eagle else f"{prefix}shared_head.norm.weight"]
     return _Layer(
         norms=norms,
         join=linear("fc" if is_eagle else f"{prefix}eh_proj"),

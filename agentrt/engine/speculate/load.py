@@ -23,12 +23,10 @@ def load_draft(folder: Path, loaded: LoadedModel) -> DraftModel:
     A head that says for which weights it was trained is told from one for others: that is logged, for it drafts worse.
     """
     target = loaded.decoder
-    if target.device.type != "cpu":
-        raise UsageError("engine.draft needs engine.device = 'cpu': heads and small models do not run on a GPU yet")
     kind = kind_of(folder)
     draft: DraftModel
     if kind is None:
-        decoder = load_model(folder, ops="cpu").decoder
+        decoder = load_model(folder, str(target.device)).decoder
         if decoder.vocab_size != target.vocab_size:
             raise UsageError(
                 f"{folder}: vocab_size is {decoder.vocab_size} and must be {target.vocab_size} to draft for this model"

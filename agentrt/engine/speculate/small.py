@@ -20,12 +20,13 @@ class SmallModel:
 
     def __init__(self, decoder: Decoder, target: Decoder) -> None:
         self.decoder, self.target = decoder, target
-        self.windows, self.context_length = decoder.config.group_windows, decoder.context_length
+        self.windows, self.context_length = decoder.windows, decoder.context_length
+        self.query_group = decoder.query_group
         self.shapes = expected_shapes(decoder.config)
 
     def stage(self, weights: Mapping[str, Tensor]) -> Install:
         """New weights of the same shapes."""
-        own = {name: tensor.to(self.decoder.dtype, copy=True) for name, tensor in weights.items()}
+        own = {name: tensor.to(self.decoder.device, self.decoder.dtype, copy=True) for name, tensor in weights.items()}
         return partial(setattr, self, "decoder", self.decoder.with_weights(own))
 
     def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
@@ -37,7 +38,8 @@ class SmallModel:
 
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor, kv: Sequence[PagedKV],
-        out_rows_M: Tensor, features_ND: Tensor | None = None,
+        out_rows_M: Tensor, features_ND: Tensor | None = None, *plan: object,
     ) -> Step:  # fmt: skip
         """As `Decoder.forward`."""
-        return Step(self.decoder.forward(token_ids_N, positions_N, table_of_N, tables_GSP, kv, out_rows_M), None)
+        forward = self.decoder.forward
+        return Step(forward(token_ids_N, positions_N, table_of_N, tables_GSP, kv, out_rows_M, *plan), None)

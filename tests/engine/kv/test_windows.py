@@ -2,11 +2,10 @@
 
 import pytest
 
-from agentrt.core.spec import EngineSpec
 from agentrt.core.tokens import Ids
 from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.evict import evict, evict_window
-from agentrt.engine.kv.group import Group, size_groups
+from agentrt.engine.kv.group import Group
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.pages import NONE, PageCopy
 from agentrt.engine.kv.radix import Namespace
@@ -182,11 +181,3 @@ def test_where_the_tree_has_no_page_of_a_window_it_takes_a_leases() -> None:
     assert cache.pools[LOCAL].num_evictable == 1, "of ids 0 and 1"
     cache.close(lease)
     assert hit(cache, 6) == 6
-
-
-def test_sizes_come_from_kv_tokens_and_the_windows() -> None:
-    spec = EngineSpec(page_size=4, kv_tokens=4001, max_batch=8, step_tokens=64)
-    assert size_groups((0,), spec) == (Group(1001),)
-    running = 8 * (3 + 2) + 16  # a window of 10 ids in 3 pages, one cut at both ends, and what a step computes
-    assert size_groups((0, 10), spec) == (Group(1001), Group(2 * running, 10))
-    assert size_groups((0, 10), EngineSpec(page_size=4, kv_tokens=100, max_batch=8, step_tokens=64))[1].num_pages == 25
