@@ -17,6 +17,7 @@ from gpu_steps import steps
 
 from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.model.foreign import load_foreign
 from agentrt.engine.model.loader import read_weights
 
 ROOT = Path(__file__).parent.parent
@@ -89,6 +90,20 @@ def logits_against_transformers(_: Peaks) -> Iterator[Line]:
         expected_NV = theirs.to(DEVICE)(ids_N.view(2, ROWS)).logits.flatten(0, 1)
         farthest = (found_NV - expected_NV).abs().max().item()
         yield Line(f"logits of {family}, the farthest from transformers' (fp32)", f"{farthest:.1e}", "1e-4")
+    yield _foreign_logits()
+
+
+def _foreign_logits() -> Line:
+    """A family that our decoder does not know, read in chunks over pages; the module itself raises if it is far off."""
+    import transformers
+
+    module = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**SIZES | {"num_key_value_heads": 2}))
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.3)
+    with tempfile.TemporaryDirectory() as folder:
+        module.save_pretrained(folder)
+        farthest = load_foreign(Path(folder), str(DEVICE), "not of ours", "launch").decoder.check()
+    return Line(f"logits of OLMo 2 through its module ({DTYPE}), part of their spread", f"{farthest:.1e}", "0.1")
 
 
 SECTIONS: dict[str, Callable[[Peaks], Iterator[Line]]] = {

@@ -105,7 +105,7 @@ def _machine() -> Iterator[Finding]:
 
 def _engine(model: str) -> Iterator[Finding]:
     """How a model's weights are kept on the CPU."""
-    from agentrt.engine.model.config import load_config
+    from agentrt.engine.model.config import NotDecodedError, load_config
     from agentrt.engine.model.decoder import packed_type_of
     from agentrt.engine.model.loader import read_weights
 
@@ -113,6 +113,9 @@ def _engine(model: str) -> Iterator[Finding]:
         folder = find_model(model)
         config = load_config(folder)
         packed = packed_type_of(config, read_weights(folder, config))
+    except NotDecodedError:
+        yield Finding("model", f"{model}: not of our decoder's families", "it may run as transformers' module: try it")
+        return
     except AgentrtError as error:
         yield Finding("model", f"{model}: not usable", str(error))
         return

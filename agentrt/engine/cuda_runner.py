@@ -20,7 +20,8 @@ from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.copier import Mover
 from agentrt.engine.kv.cuda_mover import CudaMover
-from agentrt.engine.model.decoder import Decoder, PagedKV
+from agentrt.engine.model.causal import CausalModel
+from agentrt.engine.model.decoder import PagedKV
 from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.runner import ModelRunner, features_of, side_by_side
 from agentrt.engine.weights import Install
@@ -66,7 +67,7 @@ class CudaRunner(ModelRunner):
 
     SPARE_PAGES = 1
 
-    def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
+    def __init__(self, decoder: CausalModel, spec: EngineSpec) -> None:
         """`UsageError` if the page size does not fit the kernels. Whether the pages fit is for the caller to see."""
         if DECODE_KEYS % spec.page_size:
             raise UsageError(
@@ -81,7 +82,7 @@ class CudaRunner(ModelRunner):
         """`logits_MV` on the device; the next step overwrites them, but not `features_NF`."""
         batch = side_by_side(batch)
         plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(self.decoder.query_group))
-        logits_MV, taps = self._replay(batch, plan) if is_graphed(batch) else self._forward(batch, plan)
+        logits_MV, taps = self._replay(batch, plan) if self._replays(batch) else self._forward(batch, plan)
         self.features_NF = features_of(taps, batch) if taps else None
         return logits_MV
 
@@ -103,13 +104,16 @@ class CudaRunner(ModelRunner):
             self._staging.synchronize()
         return install
 
-    def _use(self, decoder: Decoder) -> None:
+    def _use(self, decoder: CausalModel) -> None:
         """In place: graphs read the memory of the weights that they were captured with."""
         overwrite(self.decoder, decoder)
         torch.cuda.current_stream().synchronize()  # what was staged is given back then
 
     def _make_mover(self, device: Sequence[Tensor], host: Sequence[Tensor]) -> Mover:
         return CudaMover(device, host)
+
+    def _replays(self, batch: Batch) -> bool:
+        return self.decoder.is_capturable and is_graphed(batch)
 
     def _forward(self, batch: Batch, plan: Plan) -> tuple[Tensor, Taps]:
         device, taps = self.decoder.device, dict[int, Tensor | None].fromkeys(self.taps)
@@ -134,7 +138,7 @@ class CudaRunner(ModelRunner):
 class _Graph:
     """A captured forward and the memory that it reads and writes."""
 
-    def __init__(self, decoder: Decoder, kv: Sequence[PagedKV], inputs: Inputs, shape: Shape, memory: Any) -> None:
+    def __init__(self, decoder: CausalModel, kv: Sequence[PagedKV], inputs: Inputs, shape: Shape, memory: Any) -> None:
         self._host = [torch.from_numpy(array).pin_memory() for array in inputs]
         self._device = [tensor.to(decoder.device) for tensor in self._host]
         ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC = self._device

@@ -10,8 +10,10 @@ from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.engine.kv.group import Pages, fitted
-from agentrt.engine.model.config import load_config
-from agentrt.engine.model.decoder import Decoder
+from agentrt.engine.model.causal import CausalModel
+from agentrt.engine.model.config import ModelConfig, NotDecodedError, load_config
+from agentrt.engine.model.decoder import OpsName
+from agentrt.engine.model.foreign import Foreign, load_foreign
 from agentrt.engine.model.loader import LoadedModel, load_model
 from agentrt.engine.model.quantized import FULL, Precision
 from agentrt.engine.runner import ModelRunner
@@ -29,8 +31,8 @@ def local_engine(folder: Path, tokenizer: Tokenizer, spec: EngineSpec) -> Engine
 
     Ids of the output layer that the tokenizer does not know are masked before sampling.
     """
-    loaded = load_model(folder, _checked_device(spec.device), precision=_checked_precision(folder, spec))
-    draft = load_draft(find_model(spec.draft), loaded) if spec.draft and spec.speculate != "off" else None
+    loaded = _loaded(folder, spec)
+    draft = _draft(loaded, spec) if spec.draft and spec.speculate != "off" else None
     spec = sized(spec, loaded.decoder, draft)
     runner = _runner(loaded.decoder, spec)
     drafter = Drafter(draft, runner, spec, _vocab_size(tokenizer, loaded.decoder)) if draft else None
@@ -43,12 +45,12 @@ def reference_engine(folder: Path, tokenizer: Tokenizer, kv_tokens: int) -> Engi
     It neither speculates nor has a host tier. `kv_tokens` is the room for KV, in whole pages; else as `local_engine`.
     """
     spec = EngineSpec(kv_tokens=kv_tokens, host_tokens=0)
-    loaded = load_model(folder, ops="reference")
+    loaded = _loaded(folder, spec, "reference")
     return _service(folder, tokenizer, loaded, ModelRunner(loaded.decoder, spec), spec)
 
 
 def _service(
-    folder: Path, tokenizer: Tokenizer, loaded: LoadedModel, runner: ModelRunner, spec: EngineSpec,
+    folder: Path, tokenizer: Tokenizer, loaded: LoadedModel | Foreign, runner: ModelRunner, spec: EngineSpec,
     drafter: Drafter | None = None,
 ) -> EngineService:  # fmt: skip
     decoder, vocab_size = loaded.decoder, _vocab_size(tokenizer, loaded.decoder)
@@ -60,11 +62,11 @@ def _service(
     return EngineService(core, info)
 
 
-def _vocab_size(tokenizer: Tokenizer, decoder: Decoder) -> int:
+def _vocab_size(tokenizer: Tokenizer, decoder: CausalModel) -> int:
     return min(tokenizer.vocab_size, decoder.vocab_size)
 
 
-def _runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:
+def _runner(decoder: CausalModel, spec: EngineSpec) -> ModelRunner:
     if decoder.device.type != "cuda":
         return ModelRunner(decoder, spec)
     from agentrt.engine.cuda_runner import CudaRunner  # Triton, which a machine without a GPU need not have
@@ -72,7 +74,7 @@ def _runner(decoder: Decoder, spec: EngineSpec) -> ModelRunner:
     return CudaRunner(decoder, spec)
 
 
-def sized(spec: EngineSpec, decoder: Decoder, draft: DraftModel | None) -> EngineSpec:
+def sized(spec: EngineSpec, decoder: CausalModel, draft: DraftModel | None) -> EngineSpec:
     """The spec with as many tokens as a GPU has room for, if it is on one. `UsageError` if it wants more."""
     if decoder.device.type != "cuda":
         return spec
@@ -89,17 +91,30 @@ def sized(spec: EngineSpec, decoder: Decoder, draft: DraftModel | None) -> Engin
     return fitted(spec, models, free_bytes, STAGED_COPIES * decoder.num_parameters * decoder.dtype.itemsize)
 
 
-def _checked_precision(folder: Path, spec: EngineSpec) -> Precision:
-    """What the spec asks for, if its device and the model can."""
-    chosen, config = Precision(spec.weights, spec.kv), load_config(folder)
-    if chosen != FULL and torch.device(spec.device).type != "cpu":
-        raise UsageError(
-            f"engine.weights and engine.kv are for the CPU; leave them out for engine.device {spec.device!r}"
-        )
+def _loaded(folder: Path, spec: EngineSpec, ops: OpsName | None = None) -> LoadedModel | Foreign:
+    """The model by our decoder, or, if that does not know it, by transformers' module."""
+    device, precision = _checked_device(spec.device), Precision(spec.weights, spec.kv)
+    try:
+        config = load_config(folder)
+    except NotDecodedError as error:
+        if precision != FULL:
+            raise UsageError(f"engine.weights and engine.kv must be auto: {error}") from error
+        return load_foreign(folder, device, str(error), ops)
+    return load_model(folder, device, ops, _checked_precision(folder.name, config, precision, spec.device))
+
+
+def _draft(loaded: LoadedModel | Foreign, spec: EngineSpec) -> DraftModel:
+    if isinstance(loaded, LoadedModel):
+        return load_draft(find_model(spec.draft), loaded)
+    raise UsageError("engine.draft needs a model that our own decoder runs; leave it out: drafts from text go with any")
+
+
+def _checked_precision(name: str, config: ModelConfig, chosen: Precision, device: str) -> Precision:
+    """What is asked for, if the device and the model of this name can."""
+    if chosen != FULL and torch.device(device).type != "cpu":
+        raise UsageError(f"engine.weights and engine.kv are for the CPU; leave them out for engine.device {device!r}")
     if chosen.has_int8 and (config.sparse or config.latent):
-        raise UsageError(
-            f"engine.weights and engine.kv: {folder.name} has experts or latent attention, which int8 is not for"
-        )
+        raise UsageError(f"engine.weights and engine.kv: {name} has experts or latent attention, which int8 is not for")
     return chosen
 
 

@@ -16,7 +16,8 @@ from agentrt.engine.kv.copier import HostMover, Mover, ThreadCopier
 from agentrt.engine.kv.group import size_groups, size_host
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Host, no_host
-from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes
+from agentrt.engine.model.causal import CausalModel
+from agentrt.engine.model.decoder import PagedKV
 from agentrt.engine.model.experts import held_type
 from agentrt.engine.sampler import Logits
 from agentrt.engine.weights import Install, staged
@@ -26,12 +27,12 @@ PROBE_ROWS, PROBE_KEYS, PROBE_RUNS = 32, 1024, 2
 
 
 class ModelRunner:
-    """`engine.step.Runner` over a decoder. Each cache group has one flat tensor, a page contiguous in it."""
+    """`engine.step.Runner` over a model. Each cache group has one flat tensor, a page contiguous in it."""
 
     SPARE_PAGES = 0
     """Pages at the end of each tensor that no sequence gets."""
 
-    def __init__(self, decoder: Decoder, spec: EngineSpec) -> None:
+    def __init__(self, decoder: CausalModel, spec: EngineSpec) -> None:
         self.decoder, self.page_size = decoder, spec.page_size
         self.taps: tuple[int, ...] = ()
         """After which numbers of layers `run` hands out hidden states."""
@@ -81,7 +82,7 @@ class ModelRunner:
 
     def stage(self, source: WeightSource) -> Install:
         """See `engine.step.Runner.stage`: a second decoder is made of the new weights, and takes the place of the first."""
-        return staged(source, expected_shapes(self.decoder.config), self._stage)
+        return staged(source, self.decoder.shapes, self._stage)
 
     def _stage(self, weights: Mapping[str, Tensor]) -> Install:
         decoder = self.decoder
@@ -92,7 +93,7 @@ class ModelRunner:
         }
         return partial(self._use, decoder.with_weights(own))
 
-    def _use(self, decoder: Decoder) -> None:
+    def _use(self, decoder: CausalModel) -> None:
         self.decoder = decoder
 
     def _make_host(self, spec: EngineSpec) -> Host:

@@ -3,10 +3,12 @@
 The families differ in few places: biases on the query, key and value projections (Qwen2), an RMS norm of each head's
 queries and keys (Qwen3, Gemma 3), layers without rotary positions (SmolLM3), layers that attend a window (Mistral,
 Gemma 3), and what only Gemma 3 has: norms after attention and MLP, scaled embeddings, a gate of gelu. Beyond the tree
-there are layers of experts (Qwen3-MoE, DeepSeek) and latent attention (DeepSeek). Any other architecture is refused by name.
+there are layers of experts (Qwen3-MoE, DeepSeek) and latent attention (DeepSeek). For any other architecture
+`NotDecodedError` is raised; it may run as transformers' own module (`foreign.py`).
 """
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +32,14 @@ FAMILIES = {
 """The architectures we decode."""
 
 Gate = Literal["silu", "gelu_pytorch_tanh"]
+
+
+class NotDecodedError(UsageError):
+    """The model may be a good one; it needs code that our decoder does not have."""
+
+
+class _LackError(ValueError):
+    """What our decoder lacks, before it is known for which file."""
 
 
 class Sparse(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,17 +117,34 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
         Where all layers have a window, all are in the one group that keeps everything.
         """
-        return (0, *sorted(set(self.windows) - {0})) if 0 in self.windows else (0,)
+        return group_windows(self.windows)
 
-    def group_of(self, layer: int) -> int:
-        """The cache group that a layer is in."""
-        return self.group_windows.index(self.windows[layer]) if 0 in self.windows else 0
+    @property
+    def groups(self) -> list[int]:
+        """For each layer, the cache group that it is in."""
+        return groups_of(self.windows)
 
 
-class _Source(msgspec.Struct, kw_only=True):
-    """The keys of a `config.json` that we read; others are left alone."""
+def group_windows(windows: Sequence[int]) -> tuple[int, ...]:
+    """The windows of the cache groups of layers with these windows; see `ModelConfig.group_windows`."""
+    return (0, *sorted(set(windows) - {0})) if 0 in windows else (0,)
+
+
+def groups_of(windows: Sequence[int]) -> list[int]:
+    """For each layer, the cache group that it is in."""
+    found = group_windows(windows)
+    return [found.index(window) if 0 in windows else 0 for window in windows]
+
+
+class _Named(msgspec.Struct, kw_only=True):
+    """What a `config.json` of any model says."""
 
     architectures: list[str]
+
+
+class _Source(_Named, kw_only=True):
+    """The keys of a `config.json` that we read; others are left alone."""
+
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -181,25 +208,31 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def parse_config(data: bytes, where: str) -> ModelConfig:
-    """The config in a `config.json`; a `UsageError` that begins with `where` if it is none that we decode."""
+    """The config in a `config.json`. `UsageError` beginning with `where` if it is none, `NotDecodedError` if none of ours."""
     try:
-        return _convert(msgspec.json.decode(data, type=_Source))
+        family = _family(msgspec.json.decode(data, type=_Named))
+        return _convert(msgspec.json.decode(data, type=_Source), family)
+    except _LackError as error:
+        raise NotDecodedError(f"{where}: {error}") from error
     except (msgspec.DecodeError, ValueError) as error:
         raise UsageError(f"{where}: {error}") from error
 
 
-def _convert(source: _Source) -> ModelConfig:
+def _family(source: _Named) -> str:
     architecture = source.architectures[0] if source.architectures else "none"
-    family = FAMILIES.get(architecture)
-    if family is None:
-        raise ValueError(f"the architecture {architecture} is not supported; known are {', '.join(FAMILIES)}")
+    if architecture not in FAMILIES:
+        raise _LackError(f"the architecture {architecture} is not supported; known are {', '.join(FAMILIES)}")
+    return FAMILIES[architecture]
+
+
+def _convert(source: _Source, family: str) -> ModelConfig:
     num_kv_heads = source.num_key_value_heads or source.num_attention_heads
     if source.num_attention_heads % num_kv_heads:
         raise ValueError(f"{source.num_attention_heads} heads cannot share {num_kv_heads} KV heads evenly")
     head_dim = source.head_dim or source.hidden_size // source.num_attention_heads
     windows, is_tied = _windows(source, family), source.tie_word_embeddings
     config = ModelConfig(
-        architecture=architecture,
+        architecture=source.architectures[0],
         vocab_size=source.vocab_size,
         hidden_size=source.hidden_size,
         intermediate_size=source.intermediate_size,
@@ -293,16 +326,17 @@ def _sparse(
 
 
 def _check(source: _Source) -> None:
-    """Raise `ValueError` for what would need code that we do not have."""
+    """Raise `ValueError` for what nobody here can run, and of its kinds `_LackError` for what our decoder cannot."""
+    if source.quantization_config is not None:
+        raise ValueError(f"quantization_config is {source.quantization_config!r} and only None is supported")
     for name, wanted in (
         ("attention_bias", False),
         ("mlp_bias", False),
         ("attn_logit_softcapping", None),
         ("final_logit_softcapping", None),
-        ("quantization_config", None),
     ):
         if (value := getattr(source, name)) != wanted:
-            raise ValueError(f"{name} is {value!r} and only {wanted!r} is supported")
+            raise _LackError(f"{name} is {value!r} and only {wanted!r} is supported")
     if source.use_bidirectional_attention:
         raise ValueError("use_bidirectional_attention is true, and a decoder attends only to what came before")
 
@@ -311,7 +345,7 @@ def _gate(source: _Source, family: str) -> Gate:
     gate: Gate = "gelu_pytorch_tanh" if family == "gemma3" else "silu"
     for name in ("hidden_act", "hidden_activation"):
         if (value := getattr(source, name)) not in (None, gate):
-            raise ValueError(f"{name} is {value!r} and only {gate!r} is supported")
+            raise _LackError(f"{name} is {value!r} and only {gate!r} is supported")
     return gate
 
 

@@ -91,7 +91,9 @@ class Layer(NamedTuple):
 
 
 class Decoder:
-    """A causal model over paged KV. Holds its weights and no other state, so any number of threads may call it."""
+    """A `CausalModel`. Holds its weights and no other state, so any number of threads may call it."""
+
+    is_capturable = True
 
     def __init__(
         self, config: ModelConfig, weights: Mapping[str, Tensor], ops: OpsName = "cpu", precision: Precision = FULL
@@ -144,6 +146,11 @@ class Decoder:
     def windows(self) -> tuple[int, ...]:
         """Of its cache groups; 0 keeps everything."""
         return self.config.group_windows
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the weights that an update brings."""
+        return expected_shapes(self.config)
 
     @property
     def query_group(self) -> int:
@@ -225,8 +232,8 @@ class Decoder:
             mlp=self._mlp(of, index),
             down_norm_D=norm("post_feedforward_layernorm") if config.out_norms else None,
             window=config.windows[index],
-            group=config.group_of(index),
-            depth=sum(config.group_of(below) == config.group_of(index) for below in range(index)),
+            group=config.groups[index],
+            depth=config.groups[:index].count(config.groups[index]),
         )
 
     def _attention(self, of: Callable[[str], Tensor]) -> tuple[Product | LatentHeads, Product | LatentOutput]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def tensors_of(part: object) -> Iterator[Tensor]:
@@ -22,6 +22,8 @@ def overwrite(held: object, new: object) -> None:
 def _walk(part: object) -> Iterator[Tensor]:
     if isinstance(part, Tensor):
         yield part
+    elif isinstance(part, nn.Module):
+        yield from (*part.parameters(), *part.buffers())
     elif isinstance(part, list | tuple):
         for inner in part:
             yield from _walk(inner)

@@ -27,6 +27,7 @@ from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.group import size_groups
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.radix import Namespace
+from agentrt.engine.model.causal import CausalModel
 from agentrt.engine.model.decoder import Decoder, PagedKV
 from agentrt.engine.sampler import Logits, draw, on_host
 from agentrt.engine.sequence import Sequence
@@ -92,7 +93,7 @@ class DraftModel(Protocol):
 class Tapped(Protocol):
     """What is needed of the target's runner."""
 
-    decoder: Decoder
+    decoder: CausalModel
     taps: tuple[int, ...]
     features_NF: Tensor | None
     """Hidden states of the last step's rows, chunk by chunk; None without taps."""
@@ -259,6 +260,7 @@ class Drafter:
         for follower in self._resting.values():
             follower.taken.clear()
         self.cache.renew(version)
+        assert isinstance(self.runner.decoder, Decoder), "other models have no draft model"
         self._version, self.model.target = version, self.runner.decoder
 
     def _has_room(self, sequence: Sequence, length: int) -> bool:
@@ -365,11 +367,11 @@ class Drafter:
         tables_GSP: NDArray[np.int32], out_rows_M: NDArray[np.int64], features_ND: Tensor,
     ) -> Step:  # fmt: skip
         plan = self.runner.plan(positions_N, table_of_N, tables_GSP[0], self.model.query_group)
-        *arrays, rows_M = (
+        ids_N, places_N, tables_N, tables, rows_M = (
             torch.from_numpy(array).to(self._device, non_blocking=True)
             for array in (token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M)
         )
-        return self.model.forward(*arrays, self._kv, rows_M, features_ND, *plan)
+        return self.model.forward(ids_N, places_N, tables_N, tables, self._kv, rows_M, features_ND, *plan)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)

@@ -128,7 +128,7 @@ def test_gemma3_as_the_hub_has_it() -> None:
     assert parsed.windows == (8, 8, 8, 8, 8, 0, 8)
     assert parsed.ropes == (*(Rope(1e4),) * 5, Rope(1e6, LinearScaling(factor=8.0)), Rope(1e4))
     assert parsed.group_windows == (0, 8)
-    assert [parsed.group_of(layer) for layer in range(7)] == [1, 1, 1, 1, 1, 0, 1]
+    assert parsed.groups == [1, 1, 1, 1, 1, 0, 1]
     assert (parsed.gate, parsed.query_scale, parsed.embedding_scale) == ("gelu_pytorch_tanh", 0.5, 8.0)
     assert parsed.tied_embeddings
     assert parsed.qk_norm
@@ -154,4 +154,4 @@ def test_where_all_layers_have_a_window_one_group_keeps_all(folder: Path) -> Non
     parsed = parse_config(
         json.dumps(config | {"architectures": ["MistralForCausalLM"], "sliding_window": 9}).encode(), "here"
     )
-    assert (parsed.windows, parsed.group_windows, parsed.group_of(1)) == ((9, 9), (0,), 0)
+    assert (parsed.windows, parsed.group_windows, parsed.groups) == ((9, 9), (0,), [0, 0])
