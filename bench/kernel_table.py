@@ -30,15 +30,7 @@ from agentrt_kernels.experts.kernel import grouped_matmul_kernel
 from agentrt_kernels.geglu.kernel import geglu_kernel
 from agentrt_kernels.matmul.kernel import matmul_kernel
 from agentrt_kernels.paged_attention.kernel import attend_kernel, attend_wide_kernel, merge_kernel
-from agentrt_kernels.paged_attention.launch import (
-    BLOCK_T,
-    WIDE_BLOCK_T,
-    WIDE_LANES,
-    WIDE_STAGES,
-    WIDE_WARPS,
-    attend_options,
-    wide_blocks,
-)
+from agentrt_kernels.paged_attention.launch import WIDE_LANES, attend_options, wide_blocks, wide_options
 from agentrt_kernels.quantized.kernel import quantize_rows_kernel
 from agentrt_kernels.rms_norm.kernel import rms_norm_kernel
 from agentrt_kernels.rotary.kernel import rotary_kernel
@@ -69,7 +61,10 @@ class Case(NamedTuple):
     types: str
     constants: dict[str, Any]
     options: dict[str, int]
+    """Beyond `constants`: how it is compiled, and constants that depend on the device."""
     targets: frozenset[str] = frozenset(TARGETS)
+    amd: dict[str, int] | None = None
+    """`options` on AMD's devices, if they are others."""
 
 
 class Taken(NamedTuple):
@@ -95,19 +90,20 @@ def cases() -> list[Case]:
     rotary = {"PAGE": 16, "HALF": 64, "TURNED": 64, "PARTS": 2, "BLOCK": 64, "NORMED": True}
     one_warp = {"num_warps": 1}
     rotary_types = "*bf16 *fp32 *fp32 *i64 *i32 *i32 *bf16 *bf16 fp32 {0} {1} *bf16 i32 i32:16 i32:16 i32:16 i32 i32"
-    attend = {"PAGE": 16, "SIZE": 128, "BLOCK_D": 128, "GROUP": 4, "BLOCK_T": BLOCK_T}
+    attend = {"PAGE": 16, "SIZE": 128, "BLOCK_D": 128, "GROUP": 4}
     attend_types = "*bf16 *i64 *i32 *i32 {0} {1} *i32 *bf16 *fp32 *fp32 i32 i32:16 i32:16 i32:16 i32 i32 fp32"
 
     def attention(name: str, pool: str, lanes: int, targets: frozenset[str] = frozenset(TARGETS)) -> Case:
         quantised = pool != "*bf16"
         types = attend_types.format(pool, "*fp32" if quantised else pool)
         constants = attend | {"BLOCK_M": lanes, "QUANTISED": quantised}
-        return Case(name, attend_kernel, types, constants, attend_options(lanes), targets)
+        options, amd = (attend_options(lanes, is_amd) for is_amd in (False, True))
+        return Case(name, attend_kernel, types, constants, options, targets, amd)
 
     def wide(name: str, lanes: int) -> Case:
         types = "*bf16 *i64 *i32 *i32 *bf16 *i32 *bf16 *fp32 *fp32 i32 i32:16 i32:16 i32 fp32"
-        constants = {"PAGE": 16, "SIZE": 576, "BLOCK_M": lanes, "BLOCK_T": WIDE_BLOCK_T} | wide_blocks(576)
-        return Case(name, attend_wide_kernel, types, constants, {"num_warps": WIDE_WARPS, "num_stages": WIDE_STAGES})
+        constants = {"PAGE": 16, "SIZE": 576, "BLOCK_M": lanes} | wide_blocks(576)
+        return Case(name, attend_wide_kernel, types, constants, wide_options(False), amd=wide_options(True))
 
     def grouped(name: str, rows: int) -> Case:
         constants = {"BLOCK_E": 128, "BLOCK_P": rows, "BLOCK_O": 64, "BLOCK_I": 64}
@@ -149,14 +145,15 @@ def cases() -> list[Case]:
 
 def compile_case(case: Case, target: str) -> Taken:
     """Compile one kernel; Triton keeps the outcome in its cache by the hash of the source."""
-    types = iter(case.types.split())
-    signature = {name: "constexpr" if name in case.constants else next(types) for name in case.kernel.arg_names}
+    is_amd, types = TARGETS[target].backend == "hip", iter(case.types.split())
+    options = dict(case.amd if is_amd and case.amd else case.options)
+    constants = case.constants | {name: options.pop(name) for name in case.kernel.arg_names if name in options}
+    signature = {name: "constexpr" if name in constants else next(types) for name in case.kernel.arg_names}
     aligned = [place for place, kind in enumerate(signature.values()) if kind[0] == "*" or kind.endswith(":16")]
     signature = {name: kind.removesuffix(":16") for name, kind in signature.items()}
     attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
-    source = ASTSource(case.kernel, signature, constexprs=case.constants, attrs=attributes)
-    compiled = triton.compile(source, target=TARGETS[target], options=case.options)
-    is_amd = TARGETS[target].backend == "hip"
+    source = ASTSource(case.kernel, signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=TARGETS[target], options=options)
     taken = _read_assembly(compiled.asm["amdgcn"]) if is_amd else _read_machine_code(compiled.asm["cubin"])
     return taken._replace(shared=max(taken.shared, compiled.metadata.shared))  # what is asked for at the launch too
 

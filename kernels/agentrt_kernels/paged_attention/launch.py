@@ -16,8 +16,11 @@ TILE_LANES = 128
 """The most rows times query heads of a KV head in one program."""
 BLOCK_T = 64
 """Keys that a program takes at a time."""
-WIDE_LANES, WIDE_BLOCK_T, WIDE_WARPS, WIDE_STAGES = 32, 32, 8, 2
+WIDE_LANES, WIDE_BLOCK_T = 32, 32
 """Of `attend_wide_kernel`, whose sums are wide."""
+AMD_BLOCK_T = 16
+"""Keys at a time on AMD's devices: the addresses of more do not fit the scalar registers there."""
+IS_AMD = torch.version.hip is not None
 
 
 class DevicePlan(NamedTuple):
@@ -68,7 +71,7 @@ def _attend(
         q_NHD, positions_N, table_of_N, tables_SP, pool, scales, items_I5, out_NHD, partial_XHD, lse_XH,
         tables_SP.shape[1], layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window,
         math.log2(math.e) / math.sqrt(layout.head_dim), PAGE=layout.page_size, SIZE=layout.head_dim,
-        BLOCK_D=block_of(layout.head_dim), GROUP=q_NHD.shape[1] // layout.kv_heads, BLOCK_M=lanes, BLOCK_T=BLOCK_T,
+        BLOCK_D=block_of(layout.head_dim), GROUP=q_NHD.shape[1] // layout.kv_heads, BLOCK_M=lanes,
         QUANTISED=largest > 0, **attend_options(lanes),
     )  # fmt: skip
 
@@ -82,8 +85,7 @@ def _attend_wide(
     attend_wide_kernel[(items_I5.shape[0], triton.cdiv(lanes, block_m))](
         q_NHD, positions_N, table_of_N, tables_SP, pool, items_I5, out_NHD, partial_XHD, lse_XH, tables_SP.shape[1],
         layout.page_stride, layer * layout.layer_stride, q_NHD.shape[1], math.log2(math.e) / math.sqrt(layout.head_dim),
-        PAGE=layout.page_size, SIZE=layout.head_dim, BLOCK_M=block_m, BLOCK_T=WIDE_BLOCK_T, num_warps=WIDE_WARPS,
-        num_stages=WIDE_STAGES, **wide_blocks(layout.head_dim),
+        PAGE=layout.page_size, SIZE=layout.head_dim, BLOCK_M=block_m, **wide_blocks(layout.head_dim), **wide_options(),
     )  # fmt: skip
 
 
@@ -114,6 +116,16 @@ def to_device(plan: Plan, group: int, device: torch.device) -> DevicePlan:
     return DevicePlan(items_I5, slots_NC, plan.num_slots, lanes_of(plan, group))
 
 
-def attend_options(lanes: int) -> dict[str, int]:
+def attend_options(lanes: int, is_amd: bool = IS_AMD) -> dict[str, int]:
     """How `attend_kernel` is compiled for a tile of so many lanes."""
-    return {"num_warps": 8 if lanes > 64 else 4, "num_stages": 2 if lanes > 64 else 3}
+    warps = 8 if lanes > 64 else 4
+    if is_amd:
+        return {"BLOCK_T": AMD_BLOCK_T, "num_warps": warps, "num_stages": 2}
+    return {"BLOCK_T": BLOCK_T, "num_warps": warps, "num_stages": 2 if lanes > 64 else 3}
+
+
+def wide_options(is_amd: bool = IS_AMD) -> dict[str, int]:
+    """How `attend_wide_kernel` is compiled."""
+    if is_amd:
+        return {"BLOCK_T": AMD_BLOCK_T, "num_warps": 8, "num_stages": 1}
+    return {"BLOCK_T": WIDE_BLOCK_T, "num_warps": 8, "num_stages": 2}
