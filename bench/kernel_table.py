@@ -91,12 +91,14 @@ def cases() -> list[Case]:
     one_warp = {"num_warps": 1}
     rotary_types = "*bf16 *fp32 *fp32 *i64 *i32 *i32 *bf16 *bf16 fp32 {0} {1} *bf16 i32 i32:16 i32:16 i32:16 i32 i32"
     attend = {"PAGE": 16, "SIZE": 128, "BLOCK_D": 128, "GROUP": 4}
-    attend_types = "*bf16 *i64 *i32 *i32 {0} {1} *i32 *bf16 *fp32 *fp32 i32 i32:16 i32:16 i32:16 i32 i32 fp32"
+    attend_types = "*bf16 *i64 *i32 *i32 {0} {1} *i32 *bf16 *fp32 *fp32 i32 i32:16 i32:16 i32:16 i32 i32 fp32 fp32"
 
-    def attention(name: str, pool: str, lanes: int, targets: frozenset[str] = frozenset(TARGETS)) -> Case:
+    def attention(
+        name: str, pool: str, lanes: int, targets: frozenset[str] = frozenset(TARGETS), capped: bool = False
+    ) -> Case:
         quantised = pool != "*bf16"
         types = attend_types.format(pool, "*fp32" if quantised else pool)
-        constants = attend | {"BLOCK_M": lanes, "QUANTISED": quantised}
+        constants = attend | {"BLOCK_M": lanes, "QUANTISED": quantised, "CAPPED": capped}
         options, amd = (attend_options(lanes, is_amd) for is_amd in (False, True))
         return Case(name, attend_kernel, types, constants, options, targets, amd)
 
@@ -123,6 +125,7 @@ def cases() -> list[Case]:
         Case("rotary, int8 pages", rotary_kernel, rotary_types.format("*i8", "*fp32"), rotary | {"LARGEST": 127.0}, one_warp),
         attention("attend, 16 lanes", "*bf16", 16),
         attention("attend, 128 lanes", "*bf16", 128),
+        attention("attend, 128 lanes, capped", "*bf16", 128, capped=True),
         attention("attend, 16 lanes, int8 pages", "*i8", 16),
         attention("attend, 16 lanes, fp8 pages", "*fp8e4nv", 16, FLOAT8),
         wide("attend, latents, 16 lanes", 16),

@@ -47,6 +47,17 @@ def test_paged_attention(
 
 
 @pytest.mark.usefixtures("short_parts")
+def test_scores_with_a_cap(make_paged: Callable[..., Any], device: str) -> None:
+    """Scores far beyond it, in several parts, some before a window."""
+    paged = on(device, make_paged(DECODES, 4, kv_heads=2, head_dim=16))
+    q_NHD = 20 * torch.randn(len(DECODES), 4, 16, device=device)
+    expected_NHD = reference.paged_attention(q_NHD, *paged, 1, 18, cap=3.0)
+    assert (expected_NHD - reference.paged_attention(q_NHD, *paged, 1, 18)).abs().max() > 0.5
+    found_NHD = launch.paged_attention(q_NHD, *paged, 1, 18, cap=3.0)
+    torch.testing.assert_close(found_NHD, expected_NHD, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("short_parts")
 @pytest.mark.parametrize(("rows", "page_size", "head_dim", "heads"), [(DECODES, 4, 24, 5), (CHUNKS, 16, 40, 12)])
 def test_keys_that_are_the_values(
     make_paged: Callable[..., Any], device: str, rows: list[tuple[int, int]], page_size: int, head_dim: int, heads: int

@@ -17,6 +17,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +54,8 @@ class Asked(NamedTuple):
     head_dim: int
     window: int
     scale: float
+    cap: float
+    """Of the scores; 0 for none."""
 
 
 class Foreign(NamedTuple):
@@ -74,7 +78,7 @@ _attend: ContextVar[Attend] = ContextVar("attend")
 def load_foreign(folder: Path, device: str, why: str, ops: OpsName | None = None) -> Foreign:
     """The model in `folder`, which our decoder refused (`why`), as transformers' module. `UsageError` if it cannot be."""
     try:
-        import transformers
+        transformers: Any = import_module("transformers")
     except ModuleNotFoundError:
         raise UsageError(f"{why}. Other models run through transformers: pip install 'agentrt[transformers]'") from None
     own_ops, dtype = ops_for(torch.device(device))
@@ -169,7 +173,7 @@ class ForeignModel:
         """As `Decoder.forward`; hidden states are not handed out."""
         assert not taps, "a draft model is refused beside a foreign one"
         tables = [tables_SP.contiguous() for tables_SP in tables_GSP]
-        with _attending(_Paged(self, positions_N, table_of_N, tables, kv, plan)):
+        with _attending(_Paged(self, positions_N, table_of_N, tables, kv, plan).attend):
             return self._logits(token_ids_N, positions_N, out_rows_M)
 
     def check(self) -> float:
@@ -210,6 +214,13 @@ class ForeignModel:
                 tables_GSP, kv, torch.arange(rows, device=self.device),
             )  # fmt: skip
 
+    def _attention(self, cap: float) -> Callable[..., Tensor]:
+        """That of the operations; with a cap that of the definition, if they are the CPU's."""
+        if not cap:
+            return self._ops.paged_attention
+        name = "reference" if self._ops_name == "cpu" else self._ops_name
+        return partial(import_module(f"agentrt_kernels.paged_attention.{name}").paged_attention, cap=cap)
+
     def _logits(self, token_ids_N: Tensor, positions_N: Tensor, out_rows_M: Tensor) -> Tensor:
         inputs = {"input_ids": token_ids_N[None], "position_ids": positions_N[None], "use_cache": False}
         if self._picks_rows:
@@ -228,7 +239,7 @@ class _Paged(NamedTuple):
     kv: Sequence[PagedKV]
     plan: tuple[object, ...]
 
-    def __call__(self, layer: nn.Module, q_1HND: Tensor, k_1KND: Tensor, v_1KND: Tensor, asked: Asked) -> Tensor:
+    def attend(self, layer: nn.Module, q_1HND: Tensor, k_1KND: Tensor, v_1KND: Tensor, asked: Asked) -> Tensor:
         model, index = self.model, _index_of(layer)
         group, ops = model._groups[index], model._ops
         depth = model._groups[:index].count(group)
@@ -236,7 +247,7 @@ class _Paged(NamedTuple):
         heads_NE = torch.cat([scaled_1HND, k_1KND, v_1KND], dim=1)[0].transpose(0, 1).flatten(1).contiguous()
         where = (self.positions_N, self.table_of_N, self.tables_G[group], *self.kv[group], depth)
         q_NHD = ops.rotary(heads_NE, model._still, model._still, *where, None)
-        return ops.paged_attention(q_NHD, *where, asked.window, *self.plan)[None]
+        return model._attention(asked.cap)(q_NHD, *where, asked.window, *self.plan)[None]
 
 
 class _Recorder(dict[int, Asked]):
@@ -255,17 +266,18 @@ class _Recorder(dict[int, Asked]):
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None, **others: Any,
+    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """Our attention, as transformers calls it: `out_1NHD`, and no weights."""
-    for name in ("softcap", "s_aux", "position_bias"):
+    for name in ("s_aux", "position_bias"):
         if others.get(name) is not None:
             raise _RefusedError(f"its attention takes {name}, which our kernels do not")
     if attention_mask is not None or not getattr(module, "is_causal", True) or others.get("is_causal") is False:
         raise _RefusedError("a layer attends by a mask of its own, or what comes later, or another text")
     _, heads, _, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else float(scaling)
-    asked = Asked(heads, key.shape[1], head_dim, sliding_window or 0, scale)
+    asked = Asked(heads, key.shape[1], head_dim, sliding_window or 0, scale, softcap or 0.0)
     return _attend.get()(module, query, key, value, asked), None
 
 
@@ -327,7 +339,7 @@ def _make_exact(module: nn.Module) -> None:
     """Have its linear layers packed and multiplied as those of our decoder."""
     for linear in module.modules():
         if type(linear) is nn.Linear:
-            linear.forward = _exact(linear)  # type: ignore[method-assign]
+            linear.forward = _exact(linear)  # type: ignore[method-assign,assignment]
 
 
 def _exact(linear: nn.Linear) -> Callable[[Tensor], Tensor]:

@@ -14,11 +14,12 @@ import triton.language as tl
 def attend_kernel(
     q_NHD, positions_N, table_of_N, tables_SP, pool, scales, items_I5,
     out_NHD, partial_XHD, lse_XH, num_places, page_stride, layer_offset,
-    kv_stride, kv_heads, window, scale,
+    kv_stride, kv_heads, window, scale, cap,
     PAGE: tl.constexpr, SIZE: tl.constexpr, BLOCK_D: tl.constexpr, GROUP: tl.constexpr, BLOCK_M: tl.constexpr,
-    BLOCK_T: tl.constexpr, QUANTISED: tl.constexpr,
+    BLOCK_T: tl.constexpr, QUANTISED: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """`scale` is that of the scores times log2(e). SIZE is the head's, GROUP the query heads of a KV head.
+    """`scale` is that of the scores times log2(e), and `cap`, which bounds them if CAPPED, is so too. SIZE is the head's,
+    GROUP the query heads of a KV head.
 
     An item's slot is where its rows' parts go, -1 if it has all of them: then they go to `out_NHD`. With QUANTISED,
     `scales` is the pool seen as float32.
@@ -57,6 +58,8 @@ def attend_kernel(
         if QUANTISED:
             scale_of = scales + (block + kv_heads * PAGE * SIZE) // 4 + token
             scores *= tl.load(scale_of, mask=there, other=0.0)[None, :]
+        if CAPPED:
+            scores = cap * (2.0 * tl.sigmoid(2.0 / cap * scores) - 1.0)  # a hyperbolic tangent
         seen = there[None, :] & (key[None, :] <= position[:, None])
         if window > 0:
             seen &= key[None, :] > position[:, None] - window

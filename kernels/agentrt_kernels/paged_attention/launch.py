@@ -1,6 +1,7 @@
 """Attention over keys and values in pages, on a GPU."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,6 +37,7 @@ class DevicePlan(NamedTuple):
 def paged_attention(
     q_NHD: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor,
     pool: Tensor, layout: PageLayout, layer: int, window: int = 0, plan: DevicePlan | None = None,
+    cap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
 
@@ -51,7 +53,7 @@ def paged_attention(
     out_NHD = torch.empty_like(q_NHD)
     partial_XHD = q_NHD.new_empty(max(plan.num_slots, 1), *q_NHD.shape[1:], dtype=torch.float32)
     lse_XH = partial_XHD.new_empty(partial_XHD.shape[:2])
-    attend = _attend_wide if layout.parts == 1 else _attend
+    attend = _attend_wide if layout.parts == 1 else partial(_attend, cap=cap)
     where = (q_NHD, positions_N, table_of_N, tables_SP, pool, plan.items_I5, out_NHD, partial_XHD, lse_XH)
     attend(*where, layout, layer, window, plan.lanes)
     if plan.num_slots:
@@ -65,14 +67,15 @@ def paged_attention(
 def _attend(
     q_NHD: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor, pool: Tensor, items_I5: Tensor,
     out_NHD: Tensor, partial_XHD: Tensor, lse_XH: Tensor, layout: PageLayout, layer: int, window: int, lanes: int,
+    cap: float,
 ) -> None:  # fmt: skip
     scales, largest = scales_of(pool)
     attend_kernel[(items_I5.shape[0], layout.kv_heads)](
         q_NHD, positions_N, table_of_N, tables_SP, pool, scales, items_I5, out_NHD, partial_XHD, lse_XH,
         tables_SP.shape[1], layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window,
-        math.log2(math.e) / math.sqrt(layout.head_dim), PAGE=layout.page_size, SIZE=layout.head_dim,
+        math.log2(math.e) / math.sqrt(layout.head_dim), cap * math.log2(math.e), PAGE=layout.page_size, SIZE=layout.head_dim,
         BLOCK_D=block_of(layout.head_dim), GROUP=q_NHD.shape[1] // layout.kv_heads, BLOCK_M=lanes,
-        QUANTISED=largest > 0, **attend_options(lanes),
+        QUANTISED=largest > 0, CAPPED=cap > 0, **attend_options(lanes),
     )  # fmt: skip
 
 

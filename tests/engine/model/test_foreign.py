@@ -20,9 +20,12 @@ from agentrt.engine.step import EngineCore
 
 pytest.importorskip("transformers")
 
-NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": 30.0}
 FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
-    "gemma2": ("Gemma2", {"head_dim": 16, "sliding_window": 6, "query_pre_attn_scalar": 24, **NO_CAPS}, (0, 6)),
+    "gemma2": (
+        "Gemma2",
+        {"head_dim": 16, "sliding_window": 6, "attn_logit_softcapping": 2.0},
+        (0, 6),
+    ),
     "phi3": ("Phi3", {"sliding_window": 7, "pad_token_id": 0}, (0,)),
     "olmo2": ("Olmo2", {}, (0,)),
     "gpt_neox": ("GPTNeoX", {"rotary_pct": 0.5}, (0,)),
@@ -133,7 +136,10 @@ def test_weights_are_updated_by_the_names_of_the_module(make_model: Any, run_chu
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [
-        ("Gemma2", {"head_dim": 16, "final_logit_softcapping": None}, "its attention takes softcap"),
+        (
+            "GptOss", {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 6},
+            "its attention takes s_aux, which our kernels do not",
+        ),
         ("Mamba", {"state_size": 4}, "it has layers of linear_attention: only keys and values"),
         (
             "Lfm2", {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2},
