@@ -3,8 +3,9 @@
 #
 #   bench/gpu_check.sh [--wheels DIR] [--dry-run]
 #
-# --wheels DIR  wheels of packages that the machine lacks (msgspec, structlog, anyio and what it needs, pytest, hypothesis);
-#               they are unpacked to a folder of this run's own
+# --wheels DIR  wheels of packages that the machine lacks: beside torch, triton and transformers that is msgspec, structlog, numba,
+#               llvmlite, pytest (with iniconfig, pluggy) and hypothesis (with sortedcontainers); they are unpacked to a folder
+#               of this run's own
 # --dry-run     the same on the CPU, at toy sizes, kernels by Triton's interpreter: it shows that the script runs
 # Without a GPU and without --dry-run it says so and ends well. Nothing is fetched.
 set -euo pipefail
