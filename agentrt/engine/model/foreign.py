@@ -41,6 +41,8 @@ LAYER_TYPES = {"full_attention", "sliding_attention"}
 """Those that keep keys and values only."""
 LENGTH_DEPENDENT = {"dynamic", "longrope"}
 """Rotary positions whose angles change with the length of the whole, so that cached keys would be turned by others."""
+REFUSALS = (ValueError, OSError, RuntimeError)
+"""How transformers says that it cannot."""
 PROBE_IDS, PROBE_PAGE = 24, 4
 CLOSE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """How far a row of logits may be from transformers' own, as a part of its spread."""
@@ -94,13 +96,8 @@ def load_foreign(folder: Path, device: str, why: str, ops: OpsName | None = None
             raise _RefusedError(f"its files lack {missing[0]}")
         model = ForeignModel(module.to(device).eval(), ops or own_ops)
         model.check()
-    except (
-        _RefusedError,
-        ValueError,
-        OSError,
-        RuntimeError,
-    ) as error:  # all but the first are how transformers refuses
-        reason = str(error).strip().splitlines()[0]
+    except (_RefusedError, *REFUSALS) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UsageError(f"{why}. Nor can it run through transformers' module: {reason}") from error
     return Foreign(model, hash_weights(_read_all(folder)))
 
