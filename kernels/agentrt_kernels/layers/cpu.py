@@ -1,6 +1,6 @@
 """All layers of a decoder in one call: the compiled operations in their order, dealt among threads phase by phase.
 
-Between two operations no thread returns to the interpreter, which at one row costs as much as the operations, and beside
+Between two operations no thread returns to the interpreter: at one row that costs as much as the operations, and beside
 a busy event loop more. The definition is the same operations called one by one (`Decoder.forward` with `reference`).
 
 Suffixes beyond the operations' own: L layers, G cache groups, A kinds of rotary angles, E and F as in `rotary` and

@@ -193,8 +193,10 @@ def _attend_block(
     for r in range(begin, end):
         mine, to = max(_first_key(positions_R[r], window), at), min(positions_R[r] + 1, at + block)
         for one in range(base + r * group, base + (r + 1) * group):
-            scores_LT[one, first - at : mine - at].fill(np.float32(0.0))
-            scores_LT[one, to - at : last - at].fill(np.float32(0.0))
+            if mine > first:
+                scores_LT[one, first - at : mine - at].fill(np.float32(0.0))
+            if to < last:
+                scores_LT[one, to - at : last - at].fill(np.float32(0.0))
             _weigh(scores_LT, mine - at, to - at, np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD)
     in_place = wide == size and lines < MANY_LINES
     piece = first
