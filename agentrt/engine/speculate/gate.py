@@ -5,9 +5,9 @@ until now, `survival.py`), and is done in so many fewer steps. The gate weighs t
 done, if each has equally much to say: a step takes what plain steps of so many requests were seen to take, and what so many
 drafted rows were seen to take beside it (`times.py`), and becomes cheaper as requests end. So
 fast ones do not pay for the whole batch when slow ones hold it up. Who has a draft changes from step to step, though, so
-a quarter of a gain counts as everybody's. It takes the drafts with which that time is
+half of a gain counts as everybody's. It takes the drafts with which that time is
 shortest, each request its own number of ids, and none unless they save 3 % against plain decoding, the look for them
-included. After looks in vain it sleeps so long that they cost half a per cent of the time, and what it knows does not grow
+included. After looks in vain it sleeps so long that they cost 1 % of the time, and what it knows does not grow
 old: one step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
 
 Whether an id is likely comes from past acceptances of its class only, a class being what the proposer saw *before* it chose.
@@ -34,9 +34,9 @@ OFF_UNDER = 1.03
 """The time of plain decoding over that with drafts."""
 THRESHOLDS_T = np.array([0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.15, 0.07])
 """Down to which survival drafts may be taken."""
-SHARED = 0.25
+SHARED = 0.5
 """Of a gain, counts as everybody's."""
-VAIN_SHARE = 0.005
+VAIN_SHARE = 0.01
 """Of the time, for looks in vain."""
 LONGEST_SLEEP = 128
 """Steps; and after one look in vain 2, after two in a row 4, and so on: chances come in clusters."""

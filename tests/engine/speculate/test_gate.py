@@ -136,10 +136,10 @@ def test_rows_go_where_they_bring_most() -> None:
 
 
 def test_slow_requests_hold_up_the_batch() -> None:
-    """Two of 16 gain 0.9 ids a step: 11 % more ids, but the batch is taken to be done 2.8 % sooner; with three 4.2 %."""
+    """One of 16 gains 0.9 ids a step: 5.6 % more ids, but the batch is done 2.8 % sooner at best."""
     flat = times({1: 10.0, 32: 10.0}, {32: 0.0})
-    assert choose_lengths([1] * 2 + [0] * 14, powers(*[0.9] * 16), flat) == [0] * 16
-    assert choose_lengths([1] * 3 + [0] * 13, powers(*[0.9] * 16), flat) == [1] * 3 + [0] * 13
+    assert choose_lengths([1] + [0] * 15, powers(*[0.9] * 16), flat) == [0] * 16
+    assert choose_lengths([1] * 2 + [0] * 14, powers(*[0.9] * 16), flat) == [1] * 2 + [0] * 14
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(0.2, 0), (0.24, 1)])
@@ -197,7 +197,7 @@ def test_looks_and_passes_do_not_count_as_the_steps_own() -> None:
     assert gate.times.drafted.of(3) == pytest.approx(0.2)
 
 
-def test_looks_in_vain_cost_half_a_per_cent_of_the_time() -> None:
+def test_looks_in_vain_cost_a_hundredth_of_the_time() -> None:
     gate = Gate()
     gate.times = times({2: 1.0}, {2: 5.0})
     looks = 0
@@ -208,7 +208,7 @@ def test_looks_in_vain_cost_half_a_per_cent_of_the_time() -> None:
             looks += 1
             gate.note_look(gate.choose([0, 0], powers(0.7, 0.7)), 0.5)
         gate.note_step(2, 0, 1.0 + 0.5 * is_looking)
-    assert 0.004 < 0.5 * looks / 5000 < 0.008
+    assert 0.008 < 0.5 * looks / 5000 < 0.015
 
 
 def test_a_shut_gate_verifies_some_now_and_then() -> None:
