@@ -44,6 +44,10 @@ def serve(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A folder; sessions are appended to its trajectories.jsonl.")
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="A folder; new weights are taken from folders in it, by POST /weights."),
+    ] = None,
     sock: Annotated[
         int | None,
         typer.Option("--socket", hidden=True, help="A descriptor that listens; for `engine.engines`."),
@@ -62,6 +66,8 @@ def serve(
     [cyan]agentrt serve[/cyan]
 
     [cyan]agentrt serve smollm2-135m --port 9000 -o outputs/served --set kv_tokens=131072[/cyan]
+
+    [cyan]agentrt serve smollm2-135m --weights checkpoints[/cyan]
     """
     if host not in LOOPBACK and api_keys is None:
         raise UsageError(f"--host {host} lets other machines ask; give --api-keys FILE, or keep to 127.0.0.1")
@@ -87,7 +93,8 @@ def serve(
             write = stack.enter_context(Appender[EpisodeRecord](output / TRAJECTORIES)).append
         sys.setswitchinterval(SWITCH_SECONDS)
         run_seed = seeds.fresh() if seed is None else seed
-        anyio.run(_serve, engine, endpoint, write, run_seed, own, dict.fromkeys(keys, ANY_SESSION), sock is not None)
+        all_sessions, is_child = dict.fromkeys(keys, ANY_SESSION), sock is not None
+        anyio.run(_serve, engine, endpoint, write, run_seed, own, all_sessions, weights, is_child)
 
 
 async def _serve(
@@ -97,16 +104,22 @@ async def _serve(
     seed: int,
     sock: socket.socket,
     keys: dict[str, str],
+    weights: Path | None,
     is_child: bool,
 ) -> None:
     """Until a signal comes; for whoever started it as a child, until standard input ends."""
     from agentrt.serve.app import Served
     from agentrt.serve.recording import Recordings
     from agentrt.serve.server import serving
+    from agentrt.serve.updates import Updates
 
+    updates = None if weights is None else Updates(engine, weights)
     async with engine:
         with Recordings(engine, endpoint.renderer, write, seed=seed, max_sessions=MAX_SESSIONS) as recordings:
-            async with serving(Served(endpoint, recordings, keys).app(), sock), anyio.create_task_group() as group:
+            async with (
+                serving(Served(endpoint, recordings, keys, updates).app(), sock),
+                anyio.create_task_group() as group,
+            ):
                 group.start_soon(_tidy, recordings)
                 if is_child:
                     await anyio.wait_readable(sys.stdin)

@@ -4,6 +4,7 @@
 /sessions/ID/v1/...                                         the same, recorded in session ID
 /sessions/ID                GET: its record so far; DELETE: end it
 /sessions/ID/reward         POST {"reward": 1.0}
+/weights                    POST {"version": 3, "folder": "step-3"}, if the server takes weights
 /health, /metrics
 """
 
@@ -30,6 +31,7 @@ from agentrt.serve.metrics import Metrics
 from agentrt.serve.recording import Recordings
 from agentrt.serve.replies import encoded
 from agentrt.serve.requests import BadRequest, ChatRequest, TextRequest, read, refuse_unserved
+from agentrt.serve.updates import Update, Updates
 
 BODY_BYTES = 16 * 2**20
 """The longest body that is read."""
@@ -45,10 +47,15 @@ class Reward(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Served:
-    """What the routes share. It borrows endpoint and recordings. `keys`: what each key is for; without keys all may ask."""
+    """What the routes share. It borrows endpoint and recordings. `keys`: what each key is for; without keys all may ask.
 
-    def __init__(self, endpoint: Endpoint, recordings: Recordings, keys: Mapping[str, str]) -> None:
-        self.endpoint, self.recordings, self.keys = endpoint, recordings, dict(keys)
+    Without `updates` it takes no weights.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, recordings: Recordings, keys: Mapping[str, str], updates: Updates | None = None
+    ) -> None:
+        self.endpoint, self.recordings, self.keys, self._updates = endpoint, recordings, dict(keys), updates
         self.metrics = Metrics()
 
     def app(self) -> Starlette:
@@ -56,6 +63,7 @@ class Served:
         own = [
             Route("/sessions/{session}", self._session, methods=["GET", "DELETE"]),
             Route("/sessions/{session}/reward", self._reward, methods=["POST"]),
+            Route("/weights", self._weights, methods=["POST"]),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
@@ -99,7 +107,8 @@ class Served:
         model = {
             "id": self.endpoint.model, "object": "model", "created": 0, "owned_by": "agentrt",
             "max_model_len": self.endpoint.room,
-            "agentrt": msgspec.to_builtins(info) | {"version": self.endpoint.engine.statistics().version},
+            "agentrt": msgspec.to_builtins(info)
+            | {"version": self.endpoint.engine.statistics().version, "takes_weights": self._updates is not None},
         }  # fmt: skip
         return _json({"object": "list", "data": [model]})
 
@@ -113,6 +122,14 @@ class Served:
         session = self.session_of(request)
         self.recordings.get(session).reward = read(await read_body(request, BODY_BYTES), Reward).reward
         return _json({"session": session})
+
+    async def _weights(self, request: Request) -> Response:
+        if self.session_of(request):
+            raise BadRequest("weights are no session's; ask with a key for all sessions", status=403)
+        if self._updates is None:
+            raise BadRequest("this server takes no weights; start it with --weights FOLDER", status=404)
+        update = read(await read_body(request, BODY_BYTES), Update)
+        return _json(msgspec.to_builtins(await self._updates.take(update)))
 
     async def _health(self, request: Request) -> Response:
         return _json({"status": "ok"})

@@ -9,9 +9,11 @@ its budget. So no sampled id is lost and none is sampled twice.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import httpx
@@ -27,6 +29,7 @@ from agentrt.core.protocol import (
     FinishReason,
     Grammar,
     SessionHints,
+    SharedWeights,
     UpdateMode,
     UpdateReport,
     WeightSource,
@@ -117,11 +120,38 @@ class RemoteEngine:
         )  # fmt: skip
 
     async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
-        """Refused: the trainer publishes weights to the servers by their own interface."""
-        raise WeightsError(
-            "servers take weights from the trainer by their own interface; give `version` of each server and "
-            "`oldest_version` of this engine the new number then"
-        )
+        """Have all servers take them: tensors and shared memory on this machine, or a folder that all of them see.
+
+        `WeightsError` says which servers did not; the others have them. Servers of other kinds take weights from the trainer by
+        their own interface.
+        """
+        if not all("weights" in server.capabilities.updates for server in self.servers):
+            raise WeightsError(
+                "servers take weights only if they are `agentrt serve --weights FOLDER`; others take them from the trainer by "
+                "their own interface: give `version` of each server and `oldest_version` of this engine the new number then"
+            )
+        with described(source) as said:
+            return await self._update_all(version, said, mode)
+
+    async def _update_all(self, version: int, said: Mapping[str, Any], mode: UpdateMode) -> UpdateReport:
+        reports, failures = list[UpdateReport](), list[str]()
+
+        async def update(server: Server) -> None:
+            try:
+                reports.append(await server.update_weights(version, said, mode))
+            except WeightsError as error:
+                failures.append(str(error))
+
+        async with anyio.create_task_group() as updates:
+            for server in self.servers:
+                updates.start_soon(update, server)
+        if failures:
+            raise WeightsError(f"{len(failures)} of {len(self.servers)} servers keep their weights: {failures[0]}")
+        return UpdateReport(
+            version=version, mode=mode, read_seconds=max(one.read_seconds for one in reports),
+            pause_seconds=max(one.pause_seconds for one in reports), requests=sum(one.requests for one in reports),
+            tokens_dropped=sum(one.tokens_dropped for one in reports),
+        )  # fmt: skip
 
     async def place(self, request: Request, who: Who, age: int, sticky: str | None) -> Server:
         """The server for a request. Waits for room, older conversations first, and while all are lost.
@@ -403,3 +433,20 @@ class _Turn:
             finish_reason=self.finish_reason, matched_stop=self._matched, seed=seed if self._seed is None else self._seed,
             context_tokens=start, cached_tokens=cached, decode_seconds=seconds,
         )  # fmt: skip
+
+
+@contextmanager
+def described(source: WeightSource) -> Iterator[dict[str, Any]]:
+    """Weights as a server is told of them, while the scope lasts: tensors are in shared memory then."""
+    match source:
+        case Path():
+            yield {"folder": str(source.resolve())}
+        case SharedWeights():
+            yield {"memory": msgspec.to_builtins(source)}
+        case Mapping():
+            from agentrt.engine.weights import shared_weights  # here, because it imports torch
+
+            with shared_weights(source) as shared:
+                yield {"memory": msgspec.to_builtins(shared)}
+        case _:
+            raise WeightsError("servers take tensors by name, shared memory or a folder, not a broadcast")

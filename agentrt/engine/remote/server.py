@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -10,7 +10,8 @@ import anyio
 import httpx
 import msgspec
 
-from agentrt.core.errors import EngineFailure, RequestError, UsageError
+from agentrt.core.errors import EngineFailure, RequestError, UsageError, WeightsError
+from agentrt.core.protocol import UpdateMode, UpdateReport
 from agentrt.core.spec import SamplingParams
 from agentrt.engine.remote.router import Belief
 from agentrt.engine.remote.wire import Asked, Dialect, LawOf, OpenAI, Piece, SGLang, read_event, to_version
@@ -92,7 +93,8 @@ class Server:
         self.capabilities = Capabilities(
             kind=kind, model=name, context_length=context or 4096, logprobs_of=own.get("logprobs_of", law),
             says_version=says_version, says_cached=says_cached,
-            model_hash=own.get("model_hash", ""), room=room or math.inf, updates=UPDATES[kind],
+            model_hash=own.get("model_hash", ""), room=room or math.inf,
+            updates=("weights",) if own.get("takes_weights") else UPDATES[kind],
         )  # fmt: skip
         self.belief.room = self.capabilities.room
         self._started = _start_time(metrics)
@@ -131,6 +133,18 @@ class Server:
                 await anyio.sleep(BUSY_SECONDS)
         except httpx.TransportError as error:
             raise ServerLost(f"{self.url}: {type(error).__name__} {error}") from error
+
+    async def update_weights(self, version: int, source: Mapping[str, Any], mode: UpdateMode) -> UpdateReport:
+        """Have it take weights: `source` is the part of the body that says which. `WeightsError` if it does not."""
+        try:
+            reply = await self._http.post(f"{self.url}/weights", json={"version": version, "mode": mode, **source})
+        except httpx.TransportError as error:
+            raise WeightsError(f"{self.url}: {type(error).__name__} {error}") from error
+        if reply.status_code != 200:
+            raise WeightsError(str(_refusal(self.url, reply)))
+        self.version = version
+        self.belief.flush()
+        return msgspec.json.decode(reply.content, type=UpdateReport)
 
     async def _read(self, reply: httpx.Response, take: Callable[[Piece], None]) -> None:
         parts, rest, so_far = reply.aiter_raw(), b"", 0

@@ -39,8 +39,15 @@ def spawned(model: str, spec: EngineSpec, key: str, *, host: str = HERE) -> Iter
 def _server(model: str, spec: EngineSpec, key: str, host: str) -> Iterator[str]:
     with socket.create_server((host, 0), backlog=2048) as listening:
         port, number = listening.getsockname()[1], listening.fileno()
+        options = [
+            "--socket",
+            str(number),
+            "--weights",
+            "/",
+            *_assignments(spec),
+        ]  # who has the key may read what we may
         process = subprocess.Popen(
-            [sys.executable, "-m", "agentrt.cli", "serve", model, "--socket", str(number), *_assignments(spec)],
+            [sys.executable, "-m", "agentrt.cli", "serve", model, *options],
             stdin=subprocess.PIPE, pass_fds=[number], env=_variables(spec),
             start_new_session=True,  # the terminal's Ctrl-C is for the run, which aborts what is in flight first
         )  # fmt: skip
