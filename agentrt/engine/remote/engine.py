@@ -146,7 +146,9 @@ class RemoteEngine:
             for server in self.servers:
                 updates.start_soon(update, server)
         if failures:
-            raise WeightsError(f"{len(failures)} of {len(self.servers)} servers keep their weights: {failures[0]}")
+            raise WeightsError(
+                f"{len(failures)} of {len(self.servers)} servers keep their weights: {'; '.join(failures)}"
+            )
         return UpdateReport(
             version=version, mode=mode, read_seconds=max(one.read_seconds for one in reports),
             pause_seconds=max(one.pause_seconds for one in reports), requests=sum(one.requests for one in reports),
