@@ -173,15 +173,19 @@ def _tap(counters: Any, phase: int, number: int, is_last: bool, work: Any) -> in
 
 @inner()
 def _product(counters: Any, phase: int, x_NI: Any, panels: Any, panels_at: int, out_NO: Any) -> int:
+    """A thread takes its next stretch before it begins with one, to know what to read ahead."""
     width = out_NO.shape[1]
-    stretch = panels_of_stretch(width)
+    stretch = panels_of_stretch(x_NI.shape[0], width)
     tasks = (width // PANEL + stretch - 1) // stretch
-    while True:
-        task = take(counters, phase, tasks)
-        if task < 0:
-            return wait(counters, phase, tasks)
-        multiply_panels(task * stretch, (task + 1) * stretch, x_NI, panels, panels_at, out_NO)
+    task = take(counters, phase, tasks)
+    while task >= 0:
+        following = take(counters, phase, tasks)
+        multiply_panels(
+            task * stretch, (task + 1) * stretch, max(following, task) * stretch, x_NI, panels, panels_at, out_NO
+        )
         finish(counters, phase)
+        task = following
+    return wait(counters, phase, tasks)
 
 
 @inner()

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, exp32, inner, ordered, spread
+from agentrt_kernels.compiled import array, inner, ordered, spread
 from agentrt_kernels.half import read
-from agentrt_kernels.paged_attention.softmax import SPARE, scale_scores, weigh_scores
+from agentrt_kernels.paged_attention.softmax import LOG2_E, largest, weigh
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.product.cpu import multiply, multiply_add
-from agentrt_kernels.product.tile import PANEL, prefetch, transpose
+from agentrt_kernels.product.tile import PANEL, WIDTH, prefetch, transpose
 
 KEYS = 64
 """Keys of a block; one page if that is larger."""
@@ -35,6 +35,8 @@ ROWS = 16
 """Rows of a task at most: their queries, sums and scores stay in the second-level cache."""
 MANY_LINES = 12
 """Lines from which a block's values are brought together, in float32, before the lines are multiplied with them."""
+ROOM = np.float32(4.0)
+"""By how many powers of two a line's scores may exceed its first ones before its sums are scaled."""
 LINE_BYTES = 64
 """Of the processor's caches."""
 
@@ -83,11 +85,12 @@ def _attend(
 def attention_scratch(lines: int, size: int, page_size: int) -> Any:
     """What a thread works in: queries, sums, scores, peaks and totals of the lines; keys as columns; padded values."""
     keys, wide = block_pages(page_size) * page_size, (size + PANEL - 1) // PANEL * PANEL
-    across = max((keys + PANEL - 1) // PANEL * PANEL, SPARE)
+    across = (keys + PANEL - 1) // PANEL * PANEL
     return (
         np.empty((lines, size), dtype=np.float32), np.empty((lines, wide), dtype=np.float32),
-        np.empty((lines + 1, across), dtype=np.float32), np.empty((2, lines), dtype=np.float32),  # a line is spare
-        np.zeros(size * PANEL, dtype=np.float32), np.zeros(keys * wide, dtype=np.float32),
+        np.empty((lines, across), dtype=np.float32), np.empty(lines, dtype=np.float32),
+        np.empty((lines, WIDTH), dtype=np.float32), np.zeros(size * PANEL, dtype=np.float32),
+        np.zeros(keys * wide, dtype=np.float32),
     )  # fmt: skip
 
 
@@ -103,21 +106,22 @@ def attend_task(
     scratch: Any,
 ) -> None:  # fmt: skip
     """Of the tasks over blocks of `rows` rows and, within one, over so many KV heads `together`, this one."""
-    q_LD, sums_LD, _, state_2L, _, _ = scratch
+    q_LD, sums_LD, _, peaks_L, totals_LW, _, _ = scratch
     count, heads, size = q_NHD.shape
     group = heads // kv_heads
     first_head = task % (kv_heads // together) * together
     start = task // (kv_heads // together) * rows
     stop = min(start + rows, count)
+    scale = np.float32(LOG2_E / np.sqrt(size))
     for j in range(together):
         for n in range(start, stop):
             line, head = (j * rows + n - start) * group, (first_head + j) * group
             for g in range(group):
                 for d in range(size):
-                    q_LD[line + g, d] = q_NHD[n, head + g, d]
+                    q_LD[line + g, d] = q_NHD[n, head + g, d] * scale
     sums_LD.fill(np.float32(0.0))
-    state_2L[0].fill(np.float32(-np.inf))
-    state_2L[1].fill(np.float32(0.0))
+    peaks_L.fill(np.float32(-np.inf))
+    totals_LW.fill(np.float32(0.0))
     block = block_pages(page_size) * page_size
     first = _first_key(positions_N[start:stop].min(), window) // block * block
     for at in range(first, positions_N[start:stop].max() + 1, block):
@@ -127,20 +131,24 @@ def attend_task(
             if positions_N[n] >= at and _first_key(positions_N[n], window) < at + block:
                 while end < stop and _shares(n, end, at, block, positions_N, table_of_N, tables_SP, page_size, window):
                     end += 1
+                following, next_at = (end, at) if end < stop else (start, at + block)
                 for j in range(together):
                     k_offset = layer_offset + (first_head + j) * page_size * size
                     _attend_block(
                         n - start, end - start, j * rows * group, group, at, block, positions_N[start:stop],
                         tables_SP[table_of_N[n]], pool, page_size, page_stride, k_offset, k_offset + kv_stride, window,
-                        scratch,
+                        tables_SP[table_of_N[following]], next_at - at, positions_N[following] + 1, scratch,
                     )  # fmt: skip
             n = end
     for j in range(together):
         for n in range(start, stop):
             for g in range(group):
                 line = (j * rows + n - start) * group + g
+                total = np.float32(0.0)
+                for lane in range(WIDTH):
+                    total += totals_LW[line, lane]
                 for d in range(size):
-                    out_NHD[n, (first_head + j) * group + g, d] = sums_LD[line, d] / state_2L[1, line]
+                    out_NHD[n, (first_head + j) * group + g, d] = sums_LD[line, d] / total
 
 
 @inner()
@@ -166,13 +174,14 @@ def _shares(
 @inner(inline="always")
 def _attend_block(
     begin: int, end: int, base: int, group: int, at: int, block: int, positions_R: Any, table_P: Any, pool: Any,
-    page_size: int, page_stride: int, k_offset: int, v_offset: int, window: int, scratch: Any,
+    page_size: int, page_stride: int, k_offset: int, v_offset: int, window: int, next_P: Any, further: int,
+    next_reach: int, scratch: Any,
 ) -> None:  # fmt: skip
     """Add the keys of the block from `at` on to the running softmax of the rows `begin` to `end` of a task.
 
-    `base` is the first line of the KV head.
+    `base` is the first line of the KV head. The keys that come next, `further` on by the table `next_P`, are read ahead.
     """
-    q_LD, sums_LD, scores_LT, state_2L, keys, values = scratch
+    q_LD, sums_LD, scores_LT, peaks_L, totals_LW, keys, values = scratch
     size, wide, across = q_LD.shape[1], sums_LD.shape[1], scores_LT.shape[1]
     line, lines = base + begin * group, (end - begin) * group
     first, reach = at + block, at
@@ -189,23 +198,23 @@ def _attend_block(
         piece = stop
         if piece == last or (piece - at) % PANEL == 0:
             panel = (piece - 1 - at) // PANEL * PANEL
-            multiply(lines, q_LD, line * size, size, keys, 0, PANEL, size, scores_LT, line * across + panel, across)
+            multiply(lines, q_LD, line * size, size, keys, 0, PANEL, size, scores_LT, line * across + panel, across, 0)
+    lowest, beyond = (first - at) // WIDTH * WIDTH, (last - at + WIDTH - 1) // WIDTH * WIDTH
     for r in range(begin, end):
-        mine, to = max(_first_key(positions_R[r], window), at), min(positions_R[r] + 1, at + block)
-        for one in range(base + r * group, base + (r + 1) * group):
-            if mine > first:
-                scores_LT[one, first - at : mine - at].fill(np.float32(0.0))
-            if to < last:
-                scores_LT[one, to - at : last - at].fill(np.float32(0.0))
-            _weigh(scores_LT, mine - at, to - at, np.float32(1.0 / np.sqrt(size)), state_2L, one, sums_LD)
+        mine, to = max(_first_key(positions_R[r], window), at) - at, min(positions_R[r] + 1, at + block) - at
+        if mine > lowest or to < beyond:
+            for one in range(base + r * group, base + (r + 1) * group):
+                scores_LT[one, lowest:mine].fill(np.float32(-np.inf))
+                scores_LT[one, to:beyond].fill(np.float32(-np.inf))
+    _weigh(scores_LT, line, line + lines, lowest, beyond, peaks_L, totals_LW, sums_LD)
     in_place = wide == size and lines < MANY_LINES
     piece = first
     while piece < last:
         stop = _piece_end(piece, last, at, page_size)
         page, token = piece // page_size, piece % page_size
         place = np.int64(table_P[page]) * page_stride + v_offset + token * size
-        if piece + block < reach:
-            following = np.int64(table_P[(piece + block) // page_size]) * page_stride + k_offset + token * size
+        if piece + further < next_reach:
+            following = np.int64(next_P[(piece + further) // page_size]) * page_stride + k_offset + token * size
             _fetch(pool, following, (stop - piece) * size)
         if in_place:
             x_at = line * across + piece - at
@@ -260,15 +269,31 @@ def _turn_keys(
 
 
 @inner()
-def _weigh(scores_LT: Any, begin: int, end: int, scale: Any, state_2L: Any, line: int, sums_LD: Any) -> None:
-    """Turn a line's scores into weights, and bring what was summed before to the new peak."""
-    at, old = line * scores_LT.shape[1] + begin, state_2L[0, line]
-    peak = scale_scores(scores_LT, at, end - begin, scale, old)
-    if peak != old:
-        shrink = exp32(old - peak)
-        state_2L[0, line] = peak
-        state_2L[1, line] *= shrink
-        sums_D = sums_LD[line]
-        for d in range(sums_D.shape[0]):
-            sums_D[d] *= shrink
-    state_2L[1, line] += weigh_scores(scores_LT, at, end - begin, peak)
+def _weigh(
+    scores_LT: Any, begin: int, end: int, lowest: int, beyond: int, peaks_L: Any, totals_LW: Any, sums_LD: Any
+) -> None:  # fmt: skip
+    """Turn the scores of some lines into weights, and bring what was summed before to the new peaks.
+
+    A peak is a power of two that no weight is above, and has `ROOM` for more: it seldom changes, and then by factors that
+    round nothing. The weights of all lines follow the peaks of all, so that none waits for what its line's scores say.
+    """
+    across, count = scores_LT.shape[1], beyond - lowest
+    for line in range(begin, end):
+        best = largest(scores_LT, line * across + lowest, count)
+        if best > peaks_L[line]:
+            peak = np.ceil(best) + ROOM
+            shrink = _power_of_two(peaks_L[line] - peak)
+            peaks_L[line] = peak
+            totals_W, sums_D = totals_LW[line], sums_LD[line]
+            for lane in range(WIDTH):
+                totals_W[lane] *= shrink
+            for d in range(sums_D.shape[0]):
+                sums_D[d] *= shrink
+    for line in range(begin, end):
+        weigh(scores_LT, line * across + lowest, count, peaks_L[line], totals_LW, line * WIDTH)
+
+
+@inner()
+def _power_of_two(n: Any) -> Any:
+    """2^n of a whole number that is at most 0; 0 below -126."""
+    return np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32) if n >= -126 else np.float32(0.0)

@@ -1,6 +1,7 @@
-"""The two passes of a running softmax over some scores, written out as LLVM instructions (see `product/tile.py`).
+"""The two passes of a running softmax over a line of scores, written out as LLVM instructions (see `product/tile.py`).
 
-Lanes are counted from the first score on, so what is computed depends on the scores and their number alone.
+Scores are in powers of two, and a line is whole vectors: -inf stands where no score is, and becomes a weight of 0. Each lane
+has its own total. So a line's bits are those of its scores and of where they lie in their vectors.
 """
 
 from collections.abc import Callable
@@ -14,66 +15,68 @@ from agentrt_kernels.compiled import declared
 from agentrt_kernels.half import element
 from agentrt_kernels.product.tile import INT, VECTOR, WIDTH, spread, vector_at
 
-SPARE = WIDTH
-"""Elements that must lie beyond the last score: whole vectors are read and written back."""
+LOG2_E = 1.4426950408889634
 
 _LANES = ir.VectorType(ir.IntType(32), WIDTH)
-_POLYNOMIAL = 1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1
+_ROUNDER = 12582912.0
+"""1.5 * 2^23: added to a number, it leaves the nearest integer in the sum's low bits."""
+_LEAST = -126.0
+"""Below this exponent a weight is 0."""
+_POLYNOMIAL = 1.3218672e-3, 9.6716979e-3, 5.5508925e-2, 2.40222380e-1, 6.93146856e-1, 1.0
+"""2^x within 2e-7 of it where |x| is at most 1/2 (least squares at Chebyshev points, 1 at 0), from the fifth power down."""
 
 
-def _typed_scale(typing: Any, x: Any, at: Any, count: Any, scale: Any, peak: Any) -> Any:
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        scale = spread(builder, args[3])
-
-        def scaled(scores: Any, inside: Any, best: Any) -> tuple[Any, Any]:
-            scores = builder.fmul(scores, scale)
-            is_more = builder.and_(inside, builder.fcmp_ordered(">", scores, best))
-            return scores, builder.select(is_more, scores, best)
-
-        best = _over(context, builder, signature, args, spread(builder, args[4]), scaled)
-        return _folded(builder, best, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
-
-    return types.float32(x, types.intp, types.intp, types.float32, types.float32), generate
-
-
-def _typed_weigh(typing: Any, x: Any, at: Any, count: Any, peak: Any) -> Any:
+def _typed_largest(typing: Any, x: Any, at: Any, count: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        peak, zero = spread(builder, args[3]), ir.Constant(VECTOR, None)
+        def compared(place: Any, best: Any) -> Any:
+            return _larger(builder, builder.load(place, align=4), best)
 
-        def weighed(scores: Any, inside: Any, total: Any) -> tuple[Any, Any]:
-            weights = _exp(builder, builder.fsub(scores, peak))
-            return weights, builder.fadd(total, builder.select(inside, weights, zero))
+        lowest = ir.Constant(VECTOR, [float("-inf")] * WIDTH)
+        best = _over(context, builder, signature, args, lowest, compared)
+        distance = WIDTH // 2
+        while distance:
+            turned = ir.Constant(_LANES, [(lane + distance) % WIDTH for lane in range(WIDTH)])
+            best = _larger(builder, builder.shuffle_vector(best, best, turned), best)
+            distance //= 2
+        return builder.extract_element(best, ir.IntType(32)(0))
 
-        return _folded(builder, _over(context, builder, signature, args, zero, weighed), builder.fadd)
-
-    return types.float32(x, types.intp, types.intp, types.float32), generate
-
-
-scale_scores: Callable[..., float] = intrinsic(_typed_scale)
-"""`scale_scores(x, at, count, scale, peak)` scales some elements of a contiguous array; the largest of them and `peak`.
-
-A NaN is passed over."""
-weigh_scores: Callable[..., float] = intrinsic(_typed_weigh)
-"""`weigh_scores(x, at, count, peak)` makes each element e^(element - peak), as `exp32` does; their sum."""
+    return types.float32(x, types.intp, types.intp), generate
 
 
-def _over(
-    context: Any, builder: Any, signature: Any, args: Any, start: Any, work: Callable[..., tuple[Any, Any]]
-) -> Any:
-    """The loop over the vectors: `work(vector, which lanes count, what was found)` gives new elements and what is found."""
+def _typed_weigh(typing: Any, x: Any, at: Any, count: Any, peak: Any, totals: Any, total_at: Any) -> Any:
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        peak = spread(builder, args[3])
+        place = vector_at(builder, element(context, builder, signature.args[4], args[4], args[5]), 0)
+
+        def weighed(place: Any, total: Any) -> Any:
+            weights = _exp2(builder, builder.fsub(builder.load(place, align=4), peak))
+            builder.store(weights, place, align=4)
+            return builder.fadd(total, weights)
+
+        builder.store(_over(context, builder, signature, args, builder.load(place, align=4), weighed), place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, types.intp, types.float32, totals, types.intp), generate
+
+
+largest: Callable[..., float] = intrinsic(_typed_largest)
+"""`largest(x, at, count)` is the largest of some elements of a contiguous array, in whole vectors. A NaN is passed over."""
+weigh: Callable[..., None] = intrinsic(_typed_weigh)
+"""`weigh(x, at, count, peak, totals, total_at)` makes each such element 2^(element - peak), and adds it to its lane's total.
+
+No element may be above `peak`."""
+
+
+def _over(context: Any, builder: Any, signature: Any, args: Any, start: Any, work: Callable[[Any, Any], Any]) -> Any:
+    """The loop over the vectors: `work(place, what was found)` gives what is found."""
     before, loop, after = builder.block, builder.append_basic_block("vectors"), builder.append_basic_block("through")
-    lanes = ir.Constant(_LANES, list(range(WIDTH)))
     builder.branch(loop)
     builder.position_at_end(loop)
     first, found = builder.phi(INT), builder.phi(VECTOR)
     place = vector_at(builder, element(context, builder, signature.args[0], args[0], builder.add(args[1], first)), 0)
-    old = builder.load(place, align=4)
-    left = builder.trunc(builder.sub(args[2], first), ir.IntType(32))
-    inside = builder.icmp_signed("<", lanes, spread(builder, left))
-    new, following = work(old, inside, found)
-    builder.store(builder.select(inside, new, old), place, align=4)
+    following = work(place, found)
     second = builder.add(first, INT(WIDTH))
     for phi, initial, later in ((first, INT(0), second), (found, start, following)):
         phi.add_incoming(initial, before)
@@ -83,18 +86,12 @@ def _over(
     return following
 
 
-def _folded(builder: Any, vector: Any, join: Callable[[Any, Any], Any]) -> Any:
-    """Its lanes joined, half by half."""
-    distance = WIDTH // 2
-    while distance:
-        turned = ir.Constant(_LANES, [(lane + distance) % WIDTH for lane in range(WIDTH)])
-        vector = join(vector, builder.shuffle_vector(vector, vector, turned))
-        distance //= 2
-    return builder.extract_element(vector, ir.IntType(32)(0))
+def _larger(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-def _exp(builder: Any, x: Any) -> Any:
-    """As `exp32`."""
+def _exp2(builder: Any, x: Any) -> Any:
+    """2^x of numbers that are at most 0: that of the nearest integer by its bits, of the rest by a polynomial."""
 
     def number(value: float) -> Any:
         return ir.Constant(VECTOR, [value] * WIDTH)
@@ -102,17 +99,12 @@ def _exp(builder: Any, x: Any) -> Any:
     def integer(value: int) -> Any:
         return ir.Constant(_LANES, [value] * WIDTH)
 
-    fma, floor = (
-        declared(builder, f"llvm.{name}.v{WIDTH}f32", VECTOR, *[VECTOR] * count)
-        for name, count in (("fma", 3), ("floor", 1))
-    )
-    n = builder.call(floor, [builder.call(fma, [x, number(1.4426950408889634), number(0.5)])])
-    r = builder.call(fma, [n, number(-0.693359375), x])
-    r = builder.call(fma, [n, number(2.12194440e-4), r])
-    p = number(_POLYNOMIAL[0])
+    fma = declared(builder, f"llvm.fma.v{WIDTH}f32", VECTOR, *[VECTOR] * 3)
+    rounded = builder.fadd(x, number(_ROUNDER))
+    rest = builder.fsub(x, builder.fsub(rounded, number(_ROUNDER)))
+    y = number(_POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:
-        p = builder.call(fma, [p, r, number(coefficient)])
-    y = builder.fadd(builder.call(fma, [p, builder.fmul(r, r), r]), number(1.0))
-    exponent = builder.shl(builder.add(builder.fptosi(n, _LANES), integer(127)), integer(23))
-    y = builder.fmul(y, builder.bitcast(exponent, VECTOR))
-    return builder.select(builder.fcmp_ordered("<", x, number(-87.0)), number(0.0), y)
+        y = builder.call(fma, [y, rest, number(coefficient)])
+    exponent = builder.shl(builder.bitcast(rounded, _LANES), integer(23))
+    y = builder.fmul(y, builder.bitcast(builder.add(exponent, integer(127 << 23)), VECTOR))
+    return builder.select(builder.fcmp_ordered("<", x, number(_LEAST)), number(0.0), y)

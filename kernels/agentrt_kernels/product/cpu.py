@@ -51,38 +51,47 @@ def product(x_NI: Tensor, panels: Panels, outputs: int) -> Tensor:
     out_NO = x_NI.new_empty(rows, padded_width(outputs))
     if rows:
         nanoseconds = max(0.1 * panels.nbytes, 0.04 * rows * panels.size)
-        stretch = panels_of_stretch(padded_width(outputs))
+        stretch = panels_of_stretch(rows, padded_width(outputs))
         count = -(-out_NO.shape[1] // (PANEL * stretch))
         spread(_stretches, count, nanoseconds, stretch, array(x_NI), panels, out_NO.numpy())
     return out_NO[:, :outputs]
 
 
 @ordered()
-def panels_of_stretch(width: int) -> int:
-    """Few enough that the stretches of one product can be dealt evenly."""
-    return MOST_PANELS if width >= 12 * MOST_PANELS * PANEL else WIDE
+def panels_of_stretch(rows: int, width: int) -> int:
+    """Few enough that the stretches of one product can be dealt evenly; many where all rows do not stay in the cache."""
+    if rows > BLOCK_ROWS:
+        return MOST_PANELS if width >= 12 * MOST_PANELS * PANEL else WIDE
+    return WIDE if rows == 1 else 2
 
 
 @ordered()
 def _stretches(first: int, last: int, stretch: int, x_NI: Any, panels: Any, out_NO: Any) -> None:
-    multiply_panels(first * stretch, last * stretch, x_NI, panels, 0, out_NO)
+    multiply_panels(first * stretch, last * stretch, last * stretch, x_NI, panels, 0, out_NO)
 
 
 @inner(inline="always")
-def multiply_panels(first: int, last: int, x_NI: Any, panels: Any, panels_at: int, out_NO: Any) -> None:
-    """The columns of some panels, as far as there are so many. `panels_at` is where the weight begins in `panels`."""
+def multiply_panels(
+    first: int, last: int, following: int, x_NI: Any, panels: Any, panels_at: int, out_NO: Any
+) -> None:  # fmt: skip
+    """The columns of some panels, as far as there are so many. `panels_at` is where the weight begins in `panels`.
+
+    While the last of them is multiplied, the panel `following` is read.
+    """
     rows, depth = x_NI.shape
     width = out_NO.shape[1]
     last = min(last, width // PANEL)
     while rows == 1 and first + WIDE <= last:
-        _wide(x_NI, 0, depth, panels, panels_at + first * depth * PANEL, PANEL, depth, out_NO, first * PANEL, width)
+        at = panels_at + first * depth * PANEL
+        _wide(x_NI, 0, depth, panels, at, PANEL, depth, out_NO, first * PANEL, width, 0, 0)
         first += WIDE
     for start in range(0, rows, BLOCK_ROWS):
         count = min(BLOCK_ROWS, rows - start)
         for panel in range(first, last):
             panel_at = panels_at + panel * depth * PANEL
+            ahead = panels_at + (panel + 1 if panel + 1 < last else following) * depth * PANEL
             out_at = start * width + panel * PANEL
-            multiply(count, x_NI, start * depth, depth, panels, panel_at, PANEL, depth, out_NO, out_at, width)
+            multiply(count, x_NI, start * depth, depth, panels, panel_at, PANEL, depth, out_NO, out_at, width, ahead)
 
 
 @inner()
@@ -96,27 +105,30 @@ def _next_tile(rows: int) -> int:
 @inner()
 def multiply(
     rows: int, x: Any, x_at: int, x_stride: int, panel: Any, panel_at: int, panel_stride: int, depth: int, out: Any,
-    out_at: int, out_stride: int,
+    out_at: int, out_stride: int, ahead: int,
 ) -> None:  # fmt: skip
-    """Any number of rows times one panel; the arguments are a tile's."""
+    """Any number of rows times one panel; the arguments are a tile's. Meanwhile the panel at `ahead` is read."""
     at, to = x_at, out_at
+    tiles = (rows + MOST_ROWS - 1) // MOST_ROWS
+    step = (panel_stride + tiles - 1) // tiles
     while rows > 0:
         count = _next_tile(rows)
         if count == 6:
-            _tile_6(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _tile_6(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, ahead, step)
         elif count == 5:
-            _tile_5(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _tile_5(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, ahead, step)
         elif count == 4:
-            _tile_4(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _tile_4(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, ahead, step)
         elif count == 3:
-            _tile_3(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _tile_3(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, ahead, step)
         elif count == 2:
-            _tile_2(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _tile_2(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, ahead, step)
         else:
-            _tile_1(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _tile_1(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, ahead, step)
         rows -= count
         at += count * x_stride
         to += count * out_stride
+        ahead += depth * step
 
 
 @inner()
@@ -129,17 +141,17 @@ def multiply_add(
     while rows > 0:
         count = _next_tile(rows)
         if count == 6:
-            _adds_6(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _adds_6(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, 0, 0)
         elif count == 5:
-            _adds_5(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _adds_5(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, 0, 0)
         elif count == 4:
-            _adds_4(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _adds_4(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, 0, 0)
         elif count == 3:
-            _adds_3(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _adds_3(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, 0, 0)
         elif count == 2:
-            _adds_2(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _adds_2(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, 0, 0)
         else:
-            _adds_1(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride)
+            _adds_1(x, at, x_stride, panel, panel_at, panel_stride, depth, out, to, out_stride, 0, 0)
         rows -= count
         at += count * x_stride
         to += count * out_stride

@@ -27,21 +27,22 @@ VECTOR, _HALVES = ir.VectorType(FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDT
 
 
 def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[..., None]:
-    """`tile(x, x_at, x_stride, panel, panel_at, panel_stride, depth, out, out_at, out_stride)`, for compiled code.
+    """`tile(x, x_at, x_stride, panel, panel_at, panel_stride, depth, out, out_at, out_stride, ahead, step)`, for compiled code.
 
     It works on so many rows. `x`, `panel` and `out` are contiguous arrays; places and strides count elements. `depth`
     terms, at least one, are summed, on top of what `out` has if the tile `adds`. The columns of a panel lie next to one
     another, those of the next term `panel_stride` further on. A panel of float16 has its bits as uint16. With more than one
     of the `panels`, each begins where the one before ends; a single row needs several, or it waits for its own sums.
-    One panel that nothing is added to is likely to be followed by another: that one is read ahead, term by term.
+    With each term, the line of memory at `ahead` in `panel` is read to the second-level cache, and `ahead` moves on by `step`;
+    a tile that `adds`, or of several panels, does not look at the two.
     """
 
     @intrinsic
     def tile(
         typing: Any, x: Any, x_at: Any, x_stride: Any, panel: Any, panel_at: Any, panel_stride: Any, depth: Any, out: Any,
-        out_at: Any, out_stride: Any,
+        out_at: Any, out_stride: Any, ahead: Any, step: Any,
     ) -> Any:  # fmt: skip
-        signature = types.void(x, *[types.intp] * 2, panel, *[types.intp] * 3, out, *[types.intp] * 2)
+        signature = types.void(x, *[types.intp] * 2, panel, *[types.intp] * 3, out, *[types.intp] * 4)
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             x_at, x_stride, panel_at, panel_stride, depth, out_at, out_stride = (args[i] for i in (1, 2, 4, 5, 6, 8, 9))
@@ -58,7 +59,7 @@ def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[...
             before = [[builder.load(place, align=4) if adds else zero for place in row] for row in targets]
             size = builder.mul(depth, panel_stride)
             begins = [_place(builder, panel, panel_at, size, place) for place in range(panels)]
-            ahead = size if panels == 1 and not adds else None
+            ahead = (builder.gep(panel, [args[10]]), args[11]) if panels == 1 and not adds else None
             after = _loop(builder, inputs, begins, panel_stride, depth, is_half(signature.args[3]), before, ahead)
             for places, sums in zip(targets, after, strict=True):
                 for place, total in zip(places, sums, strict=True):
@@ -121,11 +122,11 @@ def _read_ahead(builder: Any, place: Any) -> None:
 
 def _loop(
     builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, depth: Any, halves: bool,
-    start: list[list[Any]], ahead: Any,
+    start: list[list[Any]], ahead: tuple[Any, Any] | None,
 ) -> list[list[Any]]:  # fmt: skip
     """The loop over the terms; what it leaves is two vectors of sums for each row and panel.
 
-    With each term, what lies `ahead` of it is read to the second-level cache, unless that is None.
+    With each term, a place is read to the second-level cache that begins where `ahead` says and moves on by its step.
     """
     before = builder.block
     loop, after = builder.append_basic_block("terms"), builder.append_basic_block("summed")
@@ -137,7 +138,7 @@ def _loop(
     at = builder.mul(term, panel_stride)
     columns = [builder.gep(panel, [at]) for panel in panels]
     if ahead is not None:
-        _read_ahead(builder, builder.gep(columns[0], [ahead]))
+        _read_ahead(builder, builder.gep(ahead[0], [builder.mul(term, ahead[1])]))
     weights = [_load(builder, column, vector, halves) for column in columns for vector in range(PANEL // WIDTH)]
     multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", VECTOR, *[VECTOR] * 3)
     following = builder.add(term, INT(1))
