@@ -1,20 +1,22 @@
 """What the priced KV policy makes of agent traffic, beside simple rules and published ones, on a simulated H200.
 
     python bench/kv_policy.py [--quick] [--json] [--episodes 1000] [--seeds 5] [--phi 0.8,1.5,2,4] [--pool 125000]
-                              [--policies priced,lru,infercept] [--results FILE] [--seconds S] [--svg FILE]
+                              [--policies priced,lru,infercept] [--corners 50:4,12:0.5] [--caps 1.25,1.5,2] [--orders]
+                              [--results FILE] [--seconds S] [--svg FILE]
 
 Every cell of oversubscription x link x host x model; the same episodes for each policy of a cell, told by the seed. The
 ratio is episodes an hour of `priced` over the best baseline's, its mean over seeds with a 95 % interval. InferCept's rule is
 given the durations of tools. LRU, with and without a host, is also taken with its best cap on live episodes: the best of its
-runs at this oversubscription and below. `unlimited` is a device that everything fits, a bound and no baseline.
+runs at this oversubscription and at those of `--caps` below. `unlimited`, a device that everything fits, is a bound.
 
 Beside it stands the ratio of sampled ids a second until the last episode began (`full`): what a short run says of a long
 one, for at the end of a run, when fewer and fewer are alive, no policy has anything to decide.
 
 `--results` appends every run to a file and takes from it what is there, so a long table can be made in pieces; `--seconds`
-ends a piece. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live episodes. The orders of
-service are compared where most is asked of the pool. `--quick`: 200 episodes, one seed, the 8B model on 125,000 ids, the two
-extreme cells at the largest oversubscription, and the baselines that were ever the best one.
+ends a piece, `--corners` (link:host) chooses cells. `--pool` makes a smaller device (ids that fit): the same oversubscription
+with fewer live episodes. `--orders` compares the orders of service where most is asked of the pool. `--quick`: 200 episodes,
+one seed, the 8B model on 125,000 ids, the two extreme cells at the largest oversubscription, and the baselines that were ever
+the best one.
 """
 
 import argparse
@@ -36,13 +38,14 @@ from agentrt.sim.spec import CellResult, SimPolicy, SimSpec
 
 BASELINES: tuple[SimPolicy, ...] = ("lru", "lru_drop", "ttl", "cache_ttl", "infercept")
 CAPPED: tuple[SimPolicy, ...] = ("lru", "lru_drop")
-CAPS = (1.25,)
-"""Caps on live episodes that are tried beside those of the table, as oversubscription."""
+CAPS, QUICK_CAPS = "1.25,1.5,2", "1.25"
+"""On live episodes, as oversubscription."""
 HOSTLESS: tuple[SimPolicy, ...] = ("lru_drop", "unlimited")
 """One run for all links and hosts."""
 POLICIES: tuple[SimPolicy, ...] = ("priced", *BASELINES, "unlimited")
 LINKS, HOSTS, MODELS = (50.0, 12.0), (4.0, 0.5), ("qwen3-8b", "qwen3-0.6b")
-QUICK_EPISODES, QUICK_POOL, QUICK_PHI, QUICK_CORNERS = 200, 125_000, 4.0, ((50.0, 4.0), (12.0, 0.5))
+CORNERS = ",".join(f"{link:g}:{host:g}" for link, host in itertools.product(LINKS, HOSTS))
+QUICK_EPISODES, QUICK_POOL, QUICK_PHI, QUICK_CORNERS = 200, 125_000, "4", "50:4,12:0.5"
 QUICK_POLICIES: tuple[SimPolicy, ...] = ("priced", "lru", "infercept")
 STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78}
 """The 97.5 % point of Student's law, by the number of seeds."""
@@ -186,7 +189,7 @@ def plotted(cells: list[Cell], model: str) -> str:
 def wanted(given: argparse.Namespace, phis: Sequence[float]) -> Iterator[SimSpec]:
     """The cells to measure."""
     spec = SimSpec(episodes=given.episodes, pool_tokens=given.pool, page_size=128)
-    corners = QUICK_CORNERS if given.quick else tuple(itertools.product(LINKS, HOSTS))
+    corners = [tuple(map(float, corner.split(":"))) for corner in given.corners.split(",")]
     for model, (link, host), phi in itertools.product(given.models.split(","), corners, phis):
         yield spec.with_(model=model, link_gigabytes=link, host_share=host, phi=phi)
 
@@ -200,6 +203,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--phi", default="0.8,1.5,2,4")
     parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--corners", default=CORNERS)
+    parser.add_argument("--caps", default=CAPS)
+    parser.add_argument("--orders", action="store_true")
     parser.add_argument("--pool", type=int)
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--results", type=Path)
@@ -207,15 +213,14 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     given = parser.parse_args()
     if given.quick:
-        given.episodes, given.seeds, given.pool, given.models = QUICK_EPISODES, 1, QUICK_POOL, MODELS[0]
-        phis, choice = [QUICK_PHI], Choice(QUICK_POLICIES, CAPS, 1, ())
-    else:
-        phis = [float(one) for one in given.phi.split(",")]
-        choice = Choice(given.policies.split(","), (*phis, *CAPS), given.seeds, ())
+        given.episodes, given.pool, given.models, given.corners = QUICK_EPISODES, QUICK_POOL, MODELS[0], QUICK_CORNERS
+        given.phi, given.caps, given.seeds, given.policies = QUICK_PHI, QUICK_CAPS, 1, ",".join(QUICK_POLICIES)
+    phis, caps = ([float(one) for one in numbers.split(",")] for numbers in (given.phi, given.caps))
+    choice = Choice(given.policies.split(","), caps, given.seeds, ())
     results = Results(given.results, given.seconds)
     cells = []
     for spec in wanted(given, phis):
-        orders: tuple[ServiceOrder, ...] = get_args(ServiceOrder) if spec.phi == max(phis) and not given.quick else ()
+        orders: tuple[ServiceOrder, ...] = get_args(ServiceOrder) if given.orders and spec.phi == max(phis) else ()
         try:
             cells.append(measure(spec, choice._replace(orders=orders), results))
         except OutOfTimeError:  # what is in the file already is said all the same

@@ -6,7 +6,7 @@ it gets wrong costs a preemption, never a result.
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int64]
+IntArray = NDArray[np.int32]
 
 
 class Growth(NamedTuple):
@@ -25,18 +25,25 @@ class Growth(NamedTuple):
     delay: int = 0
 
 
+def growths_of(growths: Iterable[Growth]) -> IntArray:
+    """As an array: a row for each."""
+    return np.fromiter(chain.from_iterable(growths), np.int32).reshape(-1, 3)
+
+
+NO_GROWTHS = growths_of(())
+
+
 class Forecast:
     """The pages that sequences need as time goes on, and the most at one time with one more of them.
 
-    `running` are there now. `returning`, in order of their delay, come back later: those that are back before a newcomer ends
-    count beside it, until it ends at the latest.
+    `running_S3` are there now. `returning`, in order of their delay, come back later: those that are back before a newcomer
+    ends count beside it, until it ends at the latest.
     """
 
-    def __init__(self, running: Sequence[Growth], returning: Sequence[Growth], page_size: int) -> None:
-        self._num_running, self._page_size = len(running), page_size
+    def __init__(self, running_S3: IntArray, returning: Sequence[Growth], page_size: int) -> None:
+        self._num_running, self._page_size = len(running_S3), page_size
         self._delays = [one.delay for one in returning]
-        numbers = chain.from_iterable((*running, *returning))
-        self._growths_S3 = np.fromiter(numbers, np.int64, 3 * (len(running) + len(returning))).reshape(-1, 3)
+        self._growths_S3 = np.concatenate((running_S3, growths_of(returning)))
         self._end_T = self._growths_S3[:, 1] + self._growths_S3[:, 2]
 
     @property
@@ -52,29 +59,33 @@ class Forecast:
         """The most pages in use at one time if `newcomer` comes now. It is reached just before some sequence ends."""
         end, back = newcomer.delay + newcomer.steps, self.back_before(newcomer)
         there_S3 = self._growths_S3[: self._num_running + back]
-        own = -(-(newcomer.tokens + newcomer.steps) // self._page_size)
-        at_its_end = int(self._pages(there_S3, np.array([end])).sum()) + own
+        at_its_end = int(self._pages(there_S3, np.array([end], np.int32)).sum())
+        at_its_end += -(-(newcomer.tokens + newcomer.steps) // self._page_size)
         if not len(self._growths_S3):
             return at_its_end
         running_T, returning_TB = self._needed
-        with_it_T = returning_TB[:, back] + self._pages(np.array([newcomer]), self._end_T)[:, 0]
-        return max(at_its_end, int((running_T + with_it_T * (self._end_T <= end)).max()))
+        with_it_T = returning_TB[:, back] + self._pages(np.array([newcomer], np.int32), self._end_T)[:, 0]
+        with_it_T *= self._end_T <= end
+        return max(at_its_end, int((running_T + with_it_T).max()))
 
     @cached_property
     def _needed(self) -> tuple[IntArray, IntArray]:
         """At every end: by those that run, and by the first 0, 1, 2 ... of those that return."""
         pages_TS = self._pages(self._growths_S3, self._end_T)
-        returning_TB = np.zeros((len(self._end_T), len(self._delays) + 1), dtype=np.int64)
+        returning_TB = np.zeros((len(self._end_T), len(self._delays) + 1), np.int32)
         pages_TS[:, self._num_running :].cumsum(axis=1, out=returning_TB[:, 1:])
-        return pages_TS[:, : self._num_running].sum(axis=1), returning_TB
+        return pages_TS[:, : self._num_running].sum(axis=1, dtype=np.int32), returning_TB
 
     def _pages(self, growths_S3: IntArray, at_T: IntArray) -> IntArray:
         """What each has at each time; nothing once it has ended."""
         tokens_S, steps_S, delay_S = growths_S3.T
-        grown_TS = np.minimum(np.maximum(at_T[:, None] - delay_S, 0), steps_S)
-        pages_TS = -(-(tokens_S + grown_TS) // self._page_size)
-        held_TS: IntArray = pages_TS * (steps_S + delay_S >= at_T[:, None])
-        return held_TS
+        pages_TS: IntArray = at_T[:, None] - delay_S
+        np.maximum(pages_TS, 0, out=pages_TS)
+        np.minimum(pages_TS, steps_S, out=pages_TS)
+        pages_TS += tokens_S + (self._page_size - 1)
+        pages_TS //= self._page_size
+        pages_TS *= steps_S + delay_S >= at_T[:, None]
+        return pages_TS
 
 
 WINDOW = 512
@@ -91,19 +102,36 @@ class Recent:
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
         self._sorted: list[int] = []
+        self._sorted_N: IntArray | None = None
+        self._answers: dict[tuple[int, float], int | None] = {}
+        """Of `above`, since the last number came."""
 
     def add(self, number: int) -> None:
         self._recent.append(number)
         insort(self._sorted, number)
         if len(self._recent) > WINDOW:
             del self._sorted[bisect_right(self._sorted, self._recent.popleft()) - 1]
+        self._sorted_N = None
+        self._answers.clear()
 
     def above(self, floor: int, quantile: float) -> int | None:
         """A quantile of the numbers above `floor`; None if there is none, or if too few are known at all."""
-        above = len(self._sorted) - (first := bisect_right(self._sorted, floor))
-        if len(self._sorted) < ENOUGH or not above:
-            return None
-        return self._sorted[first + int(quantile * (above - 1))]
+        if (floor, quantile) not in self._answers:
+            first = bisect_right(self._sorted, floor)
+            above = len(self._sorted) - first
+            is_known = len(self._sorted) >= ENOUGH and above > 0
+            self._answers[floor, quantile] = self._sorted[first + int(quantile * (above - 1))] if is_known else None
+        return self._answers[floor, quantile]
+
+    def above_each(self, floor_N: IntArray, quantile: float) -> IntArray:
+        """`above` of many, with 0 in the place of None."""
+        if len(self._sorted) < ENOUGH:
+            return np.zeros_like(floor_N)
+        if self._sorted_N is None:
+            self._sorted_N = np.array([*self._sorted, 0], np.int32)
+        first_N = self._sorted_N[:-1].searchsorted(floor_N, "right")
+        at_N = first_N + (quantile * (len(self._sorted) - 1 - first_N)).astype(np.int32)
+        return self._sorted_N[np.where(first_N < len(self._sorted), at_N, -1)]
 
 
 class Lengths:
@@ -121,6 +149,13 @@ class Lengths:
         limit = max(max_tokens - sampled, 1)
         length = self._recent.above(sampled, LONG)
         return limit if length is None else min(length - sampled, limit)
+
+    def left_each(self, sampled_N: IntArray, max_tokens_N: IntArray) -> IntArray:
+        """`left` of many."""
+        limit_N = np.maximum(max_tokens_N - sampled_N, 1)
+        length_N = self._recent.above_each(sampled_N, LONG)
+        left_N: IntArray = np.where(length_N > 0, np.minimum(length_N - sampled_N, limit_N), limit_N)
+        return left_N
 
 
 class Return(NamedTuple):

@@ -5,12 +5,14 @@ that wait, oldest first. Every kind is the same thing here: a sequence has `know
 the step computes some of the difference; where it computes the last known id, it samples the next.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
 
-from agentrt.engine.forecast import Forecast, Growth
+import numpy as np
+
+from agentrt.engine.forecast import NO_GROWTHS, Forecast, Growth, IntArray, growths_of
 
 
 class Demand(NamedTuple):
@@ -32,6 +34,23 @@ class Demand(NamedTuple):
     @property
     def missing(self) -> int:
         return self.known - self.computed
+
+
+class Crew(NamedTuple):
+    """Sequences that decode without a draft, taken together: each computes the id it sampled last, in every step."""
+
+    rows: int = 0
+    keys: int = 0
+    """That their rows attend."""
+    pages: int = 0
+    """In their tables."""
+    growing: int = 0
+    """Of them need a further page for it."""
+    growths: Callable[[], IntArray] = lambda: NO_GROWTHS
+    """What will become of them, a row for each. Asked only for the sake of those who wait."""
+
+
+NOBODY = Crew()
 
 
 class Returning(NamedTuple):
@@ -93,19 +112,23 @@ class Plan(NamedTuple):
 
 
 def plan_step(
-    running: Sequence[Demand], waiting: Iterable[Demand], capacity: Capacity, returning: Sequence[Returning] = ()
-) -> Plan:
-    """The chunks of the next step. `running` and `waiting` are in order of rank, and admission keeps it.
+    running: Sequence[Demand], waiting: Iterable[Demand], capacity: Capacity, returning: Sequence[Returning] = (),
+    crew: Crew = NOBODY,
+) -> Plan:  # fmt: skip
+    """The chunks of the next step, beside those of the crew: they run as well, unless the plan is stuck.
+
+    `running` and `waiting` are in order of rank, and admission keeps it.
 
     `returning` is in order of return. Those that come back before a newcomer would end are part of its forecast, as if they
     ran, unless nothing runs beside it: no request waits for a tool alone.
     """
     ready = [demand for demand in running if not demand.is_loading]
     decodes = [demand for demand in ready if demand.known - demand.computed == 1]
-    left = _after(decodes, capacity)
+    alone = _after_crew(crew, capacity)
+    left = _after(decodes, alone)
     if min(left.pages, left.rows) < 0 and any(demand.drafted for demand in decodes):  # drafts make way first
         decodes = [demand._replace(drafted=0) for demand in decodes]
-        left = _after(decodes, capacity)
+        left = _after(decodes, alone)
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
     left = left._replace(rows=max(left.rows, 1))
@@ -114,10 +137,15 @@ def plan_step(
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
             chunks.append(Chunk(demand.slot, count))
-    admitted, lacking, num_expected = _admit(running, waiting, left, capacity, returning)
-    if ready and not chunks and not admitted:
+    admitted, lacking, num_expected = _admit(running, waiting, left, capacity, returning, crew)
+    if ready and not (chunks or admitted or crew.rows):
         return Plan([], [], lacking=1, is_stuck=True)
     return Plan(chunks, admitted, lacking, num_expected=num_expected)
+
+
+def _after_crew(crew: Crew, capacity: Capacity) -> Capacity:
+    cost = crew.rows + capacity.cost_per_key * (crew.keys + crew.rows / 2)
+    return capacity._replace(rows=capacity.rows - cost, pages=capacity.pages - crew.growing)
 
 
 def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
@@ -135,6 +163,7 @@ def _admit(
     left: Capacity,
     capacity: Capacity,
     returning: Sequence[Returning],
+    crew: Crew,
 ) -> tuple[list[Chunk], int, int]:
     """Waiting sequences that fit beside what runs, now and by forecast, and what the first left out lacks and must respect.
 
@@ -148,13 +177,13 @@ def _admit(
     forecast: _Forecast | None = None
     in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in waiting:
-        if left.rows <= 0 or len(together) >= left.sequences:
+        if left.rows <= 0 or crew.rows + len(together) >= left.sequences:
             break
         if demand.group and demand.group in in_prefill and demand.computed == 0:
             continue
         if refused and not demand.pages:
             continue
-        forecast = forecast or _Forecast(together, returning, left.rows, capacity)
+        forecast = forecast or _Forecast(crew, together, returning, left.rows, capacity)
         lacking, num_expected = forecast.lacking(demand)
         if lacking > 0:
             refused = refused or (lacking, num_expected)
@@ -179,12 +208,14 @@ class _Forecast:
     """What a newcomer would lack beside those that run and those that will be back, unless nobody runs, before it ends."""
 
     def __init__(
-        self, running: Sequence[Demand], returning: Sequence[Returning], rows: float, capacity: Capacity
+        self, crew: Crew, running: Sequence[Demand], returning: Sequence[Returning], rows: float, capacity: Capacity
     ) -> None:
-        returning = returning if running else ()
-        growths = [_growth(demand, rows) for demand in running]
-        self._forecast = Forecast(growths, [one.growth for one in returning], capacity.page_size)
-        self._held = list(accumulate((one.pages for one in returning), initial=sum(one.pages for one in running)))
+        returning = returning if running or crew.rows else ()
+        others_S3 = growths_of(_growth(demand, rows) for demand in running)
+        growths_S3 = np.concatenate((crew.growths(), others_S3))
+        self._forecast = Forecast(growths_S3, [one.growth for one in returning], capacity.page_size)
+        held = crew.pages + sum(one.pages for one in running)
+        self._held = list(accumulate((one.pages for one in returning), initial=held))
         self._at_most = self._forecast.at_most - self._held[-1]
         self._rows, self._capacity = rows, capacity
 

@@ -7,31 +7,32 @@ While the same sequences decode and nobody else is to act, steps differ by their
 together (`SimulatedCore._leap`): all that a step decides is decided in each, at its own time, and the result is the same.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 import anyio
+import msgspec
 import numpy as np
 
 from agentrt.core import clock
 from agentrt.core.errors import WeightsError
-from agentrt.core.protocol import EngineInfo, WeightSource
+from agentrt.core.protocol import EngineInfo, EngineStatistics, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokens import Floats, Ids
 from agentrt.engine.batch import Batch
+from agentrt.engine.forecast import IntArray
 from agentrt.engine.kv.group import size_groups
-from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Direction, Event, Host
+from agentrt.engine.roster import Roster
 from agentrt.engine.sampler import Drawn, Logits
+from agentrt.engine.scheduler import Crew
 from agentrt.engine.sequence import Sequence as EngineSequence
 from agentrt.engine.service import Command, EngineService
-from agentrt.engine.step import EngineCore, Update
+from agentrt.engine.step import RESERVE_AFTER, EngineCore, Update, Work
 from agentrt.engine.weights import Install
 
-NO_LOGITS = np.empty((0, 0), dtype=np.float32)
 LOGPROB = -1.0
 """Of every id that is drawn."""
 ONE_LOGPROB = Floats([LOGPROB])
@@ -95,9 +96,11 @@ class Roofline(NamedTuple):
         """What a row costs more for each key it attends, in rows that attend nothing."""
         return self.shape.row_key_flops / (2 * self.shape.parameters)
 
-    def seconds(self, chunks: Iterable[tuple[int, int]]) -> float:
-        """Of a step over these: from which position on, how many rows."""
-        rows = row_keys = keys = 0.0
+    def seconds(self, chunks: Iterable[tuple[int, int]], decodes: int = 0, decode_keys: int = 0) -> float:
+        """Of a step over these, from which position on and how many rows, and over `decodes` single rows that follow on
+        `decode_keys` keys."""
+        rows = float(decodes)
+        row_keys = keys = float(decode_keys + decodes)
         for start, length in chunks:
             rows += length
             row_keys += length * (start + (length + 1) / 2)
@@ -207,7 +210,7 @@ class Script(Protocol):
 class SimulatedCore(EngineCore):
     """`EngineCore` whose steps take time and compute nothing.
 
-    `horizon` says until when nobody else acts: steps that begin before are done together where that makes no difference.
+    `horizon` says until when nobody else acts: steps that begin before are done in one go where that makes no difference.
     """
 
     def __init__(
@@ -217,6 +220,8 @@ class SimulatedCore(EngineCore):
         super().__init__(runner, spec, vocab_size=vocab_size, bytes_of=lambda _: b"", clock=runner.now)
         self._roofline, self._now, self._script, self._horizon = runner.roofline, runner.now, script, horizon
         self._says: dict[EngineSequence, Say] = {}
+        self._roster = Roster(runner.page_size)
+        self.cache.on_review = self._count_computed
 
     def step(self) -> list[EngineSequence]:
         """See `EngineCore.step`; as many as begin before anybody else acts, of which only the last one ends sequences."""
@@ -228,17 +233,91 @@ class SimulatedCore(EngineCore):
                 break
         return finished
 
-    def _run(self, chunks: list[tuple[EngineSequence, int]]) -> tuple[list[EngineSequence], Logits]:
-        self._now.spent += self._roofline.seconds((sequence.lease.computed, count) for sequence, count in chunks)
-        return [sequence for sequence, count in chunks if count == sequence.num_uncomputed], NO_LOGITS
+    def statistics(self, sessions: int) -> EngineStatistics:
+        """See `EngineCore.statistics`."""
+        counts = super().statistics(sessions)
+        return msgspec.structs.replace(counts, tokens_sampled=counts.tokens_sampled + self._roster.unwritten)
 
-    def _commit(self, sampling: Sequence[EngineSequence], logits_MV: Logits) -> None:
-        for sequence in sampling:
-            if sequence.num_noted == 0:
-                self._says[sequence] = self._script.say(sequence)
-            self._say(sequence, 1)
+    def check(self) -> None:
+        """See `EngineCore.check`."""
+        super().check()
+        self._roster.check()
+        assert self._roster.sequences <= set(self.running), "one that does not run is taken to decode"
+
+    def _decoding(self) -> Collection[EngineSequence]:
+        return self._roster.sequences
+
+    def _crew(self, decoding: Collection[EngineSequence]) -> Crew:
+        roster = self._roster
+        return Crew(len(decoding), roster.computed, roster.pages, len(roster.growing), self._growths)
+
+    def _growths(self) -> IntArray:
+        """As `EngineCore._growth` has them."""
+        known_N, sampled_N, max_tokens_N, preemptions_N = self._roster.counts
+        left_N = self._lengths.left_each(sampled_N, max_tokens_N)
+        left_N = np.where(preemptions_N < RESERVE_AFTER, left_N, np.maximum(max_tokens_N - sampled_N, 0))
+        return np.stack((known_N, left_N, np.zeros_like(known_N)), axis=1)
+
+    def _grow(self, work: Work) -> None:
+        if work.decoding:
+            self._grow_crew()
+        super()._grow(work._replace(decoding=()))
+
+    def _grow_crew(self) -> None:
+        for member in list(self._roster.growing):
+            lease = member.sequence.lease
+            self.cache.grow(lease, len(lease.pages) * self.cache.page_size + 1)
+            self._roster.grow(member)
+
+    def _compute(self, work: Work) -> list[EngineSequence]:
+        chunks = [(sequence.lease.computed, count) for sequence, count in work.chunks]
+        self._now.spent += self._roofline.seconds(chunks, work.crew.rows, work.crew.keys)
+        finished = self._decode() if work.decoding else []
+        for sequence, count in work.chunks:
+            is_read = count == sequence.num_uncomputed
+            self.cache.advance(sequence.lease, sequence.tokens.token_ids, count)
+            if is_read:
+                self._speak(sequence)
+        return [*finished, *(sequence for sequence, _ in work.chunks if sequence.is_finished)]
+
+    def _decode(self, steps: int = 1) -> list[EngineSequence]:
+        """The crew gains an id in each of some steps; returns those whose turns end with the last."""
+        ending = [member.sequence for member in self._roster.ending(steps)]
+        if len(ending) > 1:
+            ending = [sequence for sequence in self.running if sequence in ending]
+        for sequence in ending:
+            self._write(sequence, steps)
+        self._roster.advance(steps)
+        return ending
+
+    def _speak(self, sequence: EngineSequence) -> None:
+        """A sequence samples the first id of its turn, or goes on with it; from then on it decodes."""
+        if sequence.num_noted == 0:
+            self._says[sequence] = self._script.say(sequence)
+        self._say(sequence, 1)
+        if not sequence.is_finished:
+            self._roster.join(sequence, self._says[sequence].length - sequence.num_noted)
+
+    def _write(self, sequence: EngineSequence, more: int = 0) -> None:
+        """Write down what a sequence has gained, and what it gains with `more` steps. It decodes no more."""
+        if member := self._roster.leave(sequence):
+            end = self._roster.step + more
+            self.cache.advance(sequence.lease, sequence.tokens.token_ids, end - member.counted)
+            if end > member.noted:
+                self._say(sequence, end - member.noted)
+
+    def _count_computed(self) -> None:
+        for member in self._roster.members:
+            lease, ids = member.sequence.lease, member.sequence.tokens.token_ids
+            self.cache.advance(lease, ids, self._roster.step - member.counted)
+            member.counted = self._roster.step
+
+    def _return(self, sequence: EngineSequence) -> None:
+        self._write(sequence)
+        super()._return(sequence)
 
     def _leave(self, sequence: EngineSequence) -> None:
+        self._write(sequence)
         self._says.pop(sequence, None)
         super()._leave(sequence)
 
@@ -247,15 +326,10 @@ class SimulatedCore(EngineCore):
         say, said = self._says[sequence], sequence.num_noted
         is_last = said + count == say.length
         plain = count - (said == 0 or is_last)
-        if plain == 1:  # as the next branch does it, in a third of the time
-            sequence.tokens.commit(say.token_id, LOGPROB, self.version)
-            sequence.raw_logprobs.append(LOGPROB)
-            sequence.kept_logmass.append(0.0)
-        elif plain:
+        if plain:
             sequence.tokens.commit_all(Ids([say.token_id]) * plain, ONE_LOGPROB * plain, self.version)
             sequence.raw_logprobs.extend(ONE_LOGPROB * plain)
             sequence.kept_logmass.frombytes(bytes(plain * sequence.kept_logmass.itemsize))
-        if plain:
             sequence.counts[say.token_id] += plain
             sequence.num_noted += plain
             self._totals.sampled += plain
@@ -263,57 +337,43 @@ class SimulatedCore(EngineCore):
             self._append(sequence, Drawn(say.end_id if is_last else say.token_id, LOGPROB, LOGPROB, 0.0))
 
     def _leap(self, until: float) -> list[EngineSequence] | None:
-        """Those steps that only add an id to each sequence that runs, and begin before `until`, but one at least; None if
-        the next one is not of that kind."""
-        rows = [sequence for sequence in self.running if sequence.lease.job is None]
-        if self.update or not rows or not all(sequence.is_decoding for sequence in rows):
-            return None
-        most, steps, growing = self._shortest(rows), 0, self._growing(rows)
-        keys = sum(sequence.lease.computed for sequence in rows)
-        num_loading = len(self.running) - len(rows)
-        while (
-            steps < most and (not steps or self._now() < until) and self._goes_on(growing.get(steps, ()), num_loading)
-        ):
-            started = self._now()
-            for lease in growing.get(steps, ()):
-                self.cache.grow(lease, len(lease.pages) * self.cache.page_size + 1)
+        """Those steps that only add an id to each sequence that runs, and begin before `until`, but one at least: up to the
+        first that ends a turn. None if the next one is not of that kind."""
+        decoding = self._roster.sequences
+        loading = [one for one in self.running if one not in decoding] if len(decoding) < len(self.running) else []
+        finished, steps = list[EngineSequence](), 0
+        while not finished and (not steps or self._now() < until) and self._goes_on(loading):
+            self._grow_crew()
             self._start_copies(self._is_refused)
-            attended = keys + steps * len(rows)
-            self._now.spent += self._roofline.seconds_of(len(rows), attended + len(rows), attended + len(rows))
-            self._step_seconds = self._now() - started
-            self.cache.costs.note_work(len(rows), 0.0, attended, self._step_seconds)
-            self._totals.steps += 1
-            steps += 1
-        return self._end_leap(rows, steps) if steps else None
-
-    def _end_leap(self, rows: list[EngineSequence], steps: int) -> list[EngineSequence]:
-        for sequence in rows:
-            self.cache.advance(sequence.lease, sequence.tokens.token_ids, steps)
-            self._say(sequence, steps)
-        finished = [sequence for sequence in rows if sequence.is_finished]
+            count = self._run_alike(until)
+            finished = self._decode(count)
+            steps += count
         for sequence in finished:
             self._leave(sequence)
-        return finished
+        return finished if steps else None
 
-    def _shortest(self, rows: list[EngineSequence]) -> int:
-        """Steps until the first of them ends its turn, or could need a second page."""
-        left = min(self._says[sequence].length - sequence.num_noted for sequence in rows)
-        return min(left, self.cache.page_size)
-
-    def _growing(self, rows: list[EngineSequence]) -> dict[int, list[Lease]]:
-        """Who needs a further page, by the number of the step from now on."""
-        growing = defaultdict[int, list[Lease]](list)
-        for lease in (sequence.lease for sequence in rows):
-            growing[len(lease.pages) * self.cache.page_size - lease.computed].append(lease)
-        return growing
-
-    def _goes_on(self, growing: Sequence[Lease], num_loading: int) -> bool:
+    def _goes_on(self, loading: Sequence[EngineSequence]) -> bool:
         """What a step looks at before its rows: copies that ended, the line, pages. False if it has to do more about it."""
         if self.cache.tier.is_copying:
             self._send_back(self.cache.poll())
-            if num_loading != sum(sequence.lease.job is not None for sequence in self.running):
-                return False
-        return not self._hears_line() and len(growing) <= self.cache.pool.num_available
+        if self.update or not self._roster.sequences or not all(sequence.lease.job for sequence in loading):
+            return False
+        return not self._hears_line() and len(self._roster.growing) <= self.cache.pool.num_available
+
+    def _run_alike(self, until: float) -> int:
+        """Spend the time of a step of the crew, and of those after it that find everything as it is: how many there were."""
+        rows, keys, now = len(self._roster.sequences), self._roster.computed, self._now
+        most = self._roster.num_alike if self.cache.is_still(self._is_refused) else 1
+        count = 0
+        while count < most and (not count or not (now() >= until or self._hears_line())):
+            started = now()
+            now.spent += self._roofline.seconds_of(rows, keys + rows, keys + rows)
+            self._step_seconds = now() - started
+            self.cache.costs.note_work(rows, 0.0, keys, self._step_seconds)
+            keys += rows
+            count += 1
+        self._totals.steps += count
+        return count
 
 
 class SimulatedEngine(EngineService):

@@ -9,17 +9,17 @@ somebody needs to go on. Policy version, pages and the sequences in flight are o
 import math
 import time
 from bisect import insort
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as List
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentrt.core.errors import EngineFailure, WeightsError
 from agentrt.core.protocol import EngineStatistics, UpdateMode, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.conversations import Conversations
-from agentrt.engine.forecast import Lengths
+from agentrt.engine.forecast import Growth, Lengths, growths_of
 from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.choose import make_policy
 from agentrt.engine.kv.group import Group
@@ -29,7 +29,7 @@ from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.tiers import Host
 from agentrt.engine.readiness import Readiness
 from agentrt.engine.sampler import Drawn, Logits, laws_of, sample, score
-from agentrt.engine.scheduler import Capacity, Demand, Plan, plan_step
+from agentrt.engine.scheduler import NOBODY, Capacity, Crew, Demand, Plan, plan_step
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.accept import committed
 from agentrt.engine.speculate.draft import NO_DRAFT
@@ -104,6 +104,18 @@ class _Totals:
     verifications: int = 0
     drafted: int = 0
     accepted: int = 0
+
+
+class Work(NamedTuple):
+    """What a step computes."""
+
+    decoding: Collection[Sequence]
+    """The crew: of each the id that it sampled last."""
+    crew: Crew
+    chunks: list[tuple[Sequence, int]]
+    """The next ids of others, with their drafts."""
+    is_lacking: bool
+    """Somebody lacks room still."""
 
 
 class EngineCore:
@@ -230,37 +242,25 @@ class EngineCore:
         self._send_back(self.cache.poll())
         if self.speculator:
             self.speculator.propose(self.running)
-        chunks, is_lacking = self._plan()
-        only_decodes = True
-        for sequence, count in chunks:
-            self.cache.grow(sequence.lease, sequence.lease.computed + count)
-            if not sequence.is_decoding:
-                self._totals.prefilled += count
-                only_decodes = False
-        self._start_copies(is_lacking)
-        if not chunks:
+        work = self._plan()
+        self._grow(work)
+        self._start_copies(work.is_lacking)
+        if not (work.decoding or work.chunks):
             self._stand_by()
             return []
         self._totals.steps += 1
         sampled_before = self._totals.sampled
-        shapes = [(sequence.lease.computed, count) for sequence, count in chunks]
-        if self.speculator:
-            self.speculator.computes(chunks)
-        readers, logits_MV = self._run(chunks)
-        if self.speculator:
-            self.speculator.computed(chunks)
-        for sequence, count in chunks:
-            self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
-        self._read(readers, logits_MV)
-        finished = [sequence for sequence in dict.fromkeys(readers) if sequence.is_finished]
+        shapes = [(sequence.lease.computed, count) for sequence, count in work.chunks]
+        only_decodes = all(sequence.is_decoding for sequence, _ in work.chunks)
+        finished = self._compute(work)
         for sequence in finished:
             self._leave(sequence)
         self._step_seconds = self.clock() - started
-        self.cache.costs.note(shapes, self._step_seconds)
+        self.cache.costs.note(shapes, self._step_seconds, work.crew.rows, work.crew.keys)
         if self.speculator and only_decodes:
-            drafted = sum(count - 1 for _, count in chunks)
+            drafted = sum(count - 1 for _, count in shapes)
             sampled = self._totals.sampled - sampled_before
-            self.speculator.stepped(len(chunks), drafted, sampled, self._step_seconds)
+            self.speculator.stepped(work.crew.rows + len(shapes), drafted, sampled, self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished
@@ -291,15 +291,22 @@ class EngineCore:
         for sequence in self.running:
             assert sequence.lease.is_running, "a running sequence has a lease that may be revoked"
 
-    def _plan(self) -> tuple[list[tuple[Sequence, int]], bool]:
-        """The chunks of the next step, with room made for them; and whether somebody lacks room still."""
+    def _plan(self) -> Work:
+        """The next step, with room made for it."""
         hears = self._hears_line()
         line = self._line() if hears else []
         while True:
-            running = [self._demand(slot, sequence, forecast=bool(line)) for slot, sequence in enumerate(self.running)]
+            decoding = self._decoding()
+            crew = self._crew(decoding)
+            running = [
+                self._demand(slot, one, forecast=bool(line))
+                for slot, one in enumerate(self.running)
+                if one not in decoding
+            ]
             waiting = (self._demand(slot, sequence) for slot, sequence in line)
             returning = self._conversations.returning(self._totals.steps, self._lengths) if line else {}
-            plan = plan_step(running, waiting, self._capacity(), list(returning.values())[: self.spec.max_batch])
+            expected = list(returning.values())[: self.spec.max_batch]
+            plan = plan_step(running, waiting, self._capacity(), expected, crew)
             spared = [self.waiting[slot].lease for slot, _ in plan.admitted]
             if self.cache.policy.spares_returning:
                 spared += list(returning)[: plan.num_expected]
@@ -317,7 +324,22 @@ class EngineCore:
             if sequence.draft.ids and count == 1:  # there was no room for it
                 sequence.draft = NO_DRAFT
         admitted = self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
-        return chunks + admitted, plan.lacking > 0 or self._is_refused
+        is_lacking = plan.lacking > 0 or self._is_refused
+        if plan.is_stuck:
+            return Work((), NOBODY, [], is_lacking)
+        return Work(decoding, crew, chunks + admitted, is_lacking)
+
+    def _decoding(self) -> Collection[Sequence]:
+        """Those that decode and have no draft: the crew."""
+        return {one: None for one in self.running if one.is_decoding and not one.draft.ids and one.lease.job is None}
+
+    def _crew(self, decoding: Collection[Sequence]) -> Crew:
+        leases, size = [one.lease for one in decoding], self.cache.page_size
+        growing = sum(lease.computed == len(lease.pages) * size for lease in leases)
+        return Crew(
+            len(leases), sum(lease.computed for lease in leases), sum(len(lease.pages) for lease in leases), growing,
+            lambda: growths_of(Growth(one.known, self._growth(one)) for one in decoding),
+        )  # fmt: skip
 
     def _line(self) -> List[tuple[int, Sequence]]:
         """Those who may be let in next, with their places among all that wait. While nothing runs, that is everybody."""
@@ -393,6 +415,15 @@ class EngineCore:
         sequence.lease.is_wanted = True
         self._queue(sequence)
 
+    def _grow(self, work: Work) -> None:
+        """Pages for what is computed."""
+        for sequence in work.decoding:
+            self.cache.grow(sequence.lease, sequence.lease.computed + 1)
+        for sequence, count in work.chunks:
+            self.cache.grow(sequence.lease, sequence.lease.computed + count)
+            if not sequence.is_decoding:
+                self._totals.prefilled += count
+
     def _start_copies(self, is_lacking: bool) -> None:
         """Start what the link can take while a step runs; without a step, anything."""
         tier = self.cache.tier
@@ -410,10 +441,19 @@ class EngineCore:
                 f"{len(self.waiting)} sequences wait and {len(self.running)} run, but none can go on: {self.cache.describe()}"
             )
 
-    def _run(self, chunks: list[tuple[Sequence, int]]) -> tuple[list[Sequence], Logits]:
-        """Compute the chunks; whose rows are read, and their logits."""
+    def _compute(self, work: Work) -> list[Sequence]:
+        """Run the rows of a step, sample and commit; returns the sequences that end with it."""
+        chunks = [*((sequence, 1) for sequence in work.decoding), *work.chunks]
+        if self.speculator:
+            self.speculator.computes(chunks)
         batch = build_batch(chunks)
-        return batch.readers, self.runner.run(batch)
+        logits_MV = self.runner.run(batch)
+        if self.speculator:
+            self.speculator.computed(chunks)
+        for sequence, count in chunks:
+            self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
+        self._read(batch.readers, logits_MV)
+        return [sequence for sequence in dict.fromkeys(batch.readers) if sequence.is_finished]
 
     def _read(self, readers: list[Sequence], logits_MV: Logits) -> None:
         """Sample from each row, or score the id after it."""

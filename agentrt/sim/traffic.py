@@ -150,7 +150,7 @@ class Renderer:
 class TrafficEnvironment(Environment):
     """Tasks of a traffic, played turn by turn. `turn_seconds` is told how long each turn took from its request on."""
 
-    tools = (Tool(name=TOOL, description="Takes time.", parameters={"type": "object"}, argv=(TOOL,)),)
+    tools = (Tool(name=TOOL, description="Takes time.", parameters={}, argv=(TOOL,)),)
 
     def __init__(self, traffic: Traffic, seed: int, turn_seconds: Callable[[float], None]) -> None:
         self._traffic, self._seed, self._note = traffic, seed, turn_seconds

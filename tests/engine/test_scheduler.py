@@ -1,10 +1,11 @@
 """`plan_step` is pure: what it decides is a function of the numbers it is given."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.engine.forecast import Forecast, Growth, Lengths, Return, Returns
-from agentrt.engine.scheduler import Capacity, Chunk, Demand, Plan, Returning, plan_step
+from agentrt.engine.forecast import Forecast, Growth, Lengths, Return, Returns, growths_of
+from agentrt.engine.scheduler import Capacity, Chunk, Crew, Demand, Plan, Returning, plan_step
 
 
 def demand(index: int, known: int, computed: int = 0, **more: object) -> Demand:
@@ -80,9 +81,9 @@ def test_decodes_run_whatever_they_cost_and_a_prompt_never_stands_still() -> Non
 def test_the_articles_figure() -> None:
     """Pages of 10, capacity 12, 7 ids a time unit. At time 2, A has ended; D's prompt of 10 takes one unit, until 3."""
     b, c, d = Growth(28, 14), Growth(28, 28), Growth(10, 21, delay=7)
-    assert Forecast([Growth(10, 14), Growth(14, 28)], [], 10).peak_with(Growth(14, 42)) == 2 * 5
-    assert Forecast([b, c], [], 10).peak_with(d) == 12
-    assert Forecast([Growth(38, 4), Growth(38, 18)], [], 10).peak_with(Growth(13, 18)) == 12
+    assert Forecast(growths_of([Growth(10, 14), Growth(14, 28)]), [], 10).peak_with(Growth(14, 42)) == 2 * 5
+    assert Forecast(growths_of([b, c]), [], 10).peak_with(d) == 12
+    assert Forecast(growths_of([Growth(38, 4), Growth(38, 18)]), [], 10).peak_with(Growth(13, 18)) == 12
 
 
 def test_the_articles_figure_page_by_page() -> None:
@@ -135,6 +136,28 @@ def test_a_plan_never_takes_more_than_there_is(
         assert plan.lacking > 0
 
 
+@given(DEMANDS, DEMANDS, st.integers(8, 40), st.integers(0, 40))
+def test_a_crew_is_planned_as_its_members_are(
+    run: list[tuple[int, int, int]], wait: list[tuple[int, int, int]], rows: int, pages: int
+) -> None:
+    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth) in enumerate(run)]
+    waiting = [demand(i, known, growth=growth) for i, (known, _, growth) in enumerate(wait)]
+    decodes = [one for one in running if one.missing == 1]
+    others = [one for one in running if one.missing > 1]
+    priced = capacity(rows=rows, pages=pages)._replace(cost_per_key=0.125)
+    apart = plan_step(running, waiting, priced)
+    together = plan_step(others, waiting, priced, crew=crew(decodes))
+    if not apart.is_stuck:
+        apart = apart._replace(running=[chunk for chunk in apart.running if running[chunk.slot].missing > 1])
+    assert together == apart
+
+
+def crew(decodes: list[Demand]) -> Crew:
+    growing = sum(one.computed == 4 * one.pages for one in decodes)
+    held, keys = sum(one.pages for one in decodes), sum(one.computed for one in decodes)
+    return Crew(len(decodes), keys, held, growing, lambda: growths_of(Growth(one.known, one.growth) for one in decodes))
+
+
 GROWTHS = st.lists(st.builds(Growth, st.integers(1, 60), st.integers(0, 40), st.integers(0, 9)), max_size=6)
 
 
@@ -154,7 +177,7 @@ def test_the_forecast_is_what_a_simulation_finds(
             for one in growths if step <= one.delay + one.steps
         ) for step in range(max(one.delay + one.steps for one in growths) + 1)
     ]  # fmt: skip
-    forecast = Forecast(running, returning, page_size)
+    forecast = Forecast(growths_of(running), returning, page_size)
     assert forecast.back_before(newcomer) == len(back)
     assert forecast.peak_with(newcomer) == max(simulated)
 
@@ -171,6 +194,17 @@ def test_lengths_are_learned_from_the_turns_that_ended() -> None:
     for _ in range(600):
         lengths.add(7)
     assert lengths.left(0, 512) == 7
+
+
+@given(
+    st.lists(st.integers(1, 60), max_size=80), st.lists(st.tuples(st.integers(0, 70), st.integers(1, 90)), max_size=5)
+)
+def test_what_is_left_of_many_turns_is_what_is_left_of_each(ended: list[int], turns: list[tuple[int, int]]) -> None:
+    lengths = Lengths()
+    for length in ended:
+        lengths.add(length)
+    sampled_N, max_tokens_N = np.array(turns, np.int32).reshape(-1, 2).T
+    assert lengths.left_each(sampled_N, max_tokens_N).tolist() == [lengths.left(*turn) for turn in turns]
 
 
 def test_returns_are_learned_from_those_that_came_back() -> None:

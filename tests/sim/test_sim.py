@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from agentrt.cli import app
 from agentrt.core.spec import KVPolicy
+from agentrt.engine.roster import Roster
 from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore
 from agentrt.engine.step import EngineCore
 from agentrt.sim.cell import quantile, simulate
@@ -79,6 +80,7 @@ def test_many_steps_done_together_are_the_same_steps(
     monkeypatch.setattr("trio._core._run._r", InOrder())
     together = played(**changes)
     monkeypatch.setattr(SimulatedCore, "step", EngineCore.step)
+    monkeypatch.setattr(Roster, "join", lambda *_: None)
     apart = played(**changes)
     for name in set(CellResult.__struct_fields__) - {"policy", "real_seconds"}:
         assert getattr(together, name) == pytest.approx(getattr(apart, name)), name

@@ -61,6 +61,8 @@ class KVCache:
         """Running leases whose pages could not be restored."""
         self._refused = 0
         """Pages that were too few to prefetch into: it is not tried again before there are more, or other leases."""
+        self.on_review: Callable[[], None] = lambda: None
+        """Called before all leases are looked at: whoever has not counted yet what was computed does so now."""
         self._inside, self._asked = EVERYBODY, -math.inf
         """Who is let in, and when the policy was asked for it."""
 
@@ -73,6 +75,10 @@ class KVCache:
     def num_tokens(self) -> int:
         """Ids that fit."""
         return self.pool.num_pages * self.page_size
+
+    @property
+    def _spare(self) -> int:
+        return int(HEADROOM * self.pool.num_pages)
 
     @property
     def num_parked(self) -> int:
@@ -294,8 +300,7 @@ class KVCache:
         """Bring parked leases back to pages that nobody needs: what fits the budget, but one at least."""
         if not self._parked or self.tier.is_loading:
             return
-        spare = int(HEADROOM * self.pool.num_pages)
-        slack = self.pool.num_available - spare
+        slack = self.pool.num_available - self._spare
         if slack <= self._refused:
             return
         leases, now = list(self._parked), self.clock()
@@ -303,10 +308,15 @@ class KVCache:
         for slot in self.policy.prefetch(views, self._pool_view()):
             if budget_bytes <= 0:
                 return
-            if not self._restore(leases[slot], spare):
+            if not self._restore(leases[slot], self._spare):
                 self._refused = slack
                 return
             budget_bytes -= leases[slot].meter.device_bytes
+
+    def is_still(self, is_lacking: bool) -> bool:
+        """No copy is under way, and none is to be started as long as nothing else happens; see `prefetch`."""
+        is_full = is_lacking or not self._parked or self.pool.num_available - self._spare <= self._refused
+        return is_full and self.tier.is_idle
 
     def poll(self) -> list[Lease]:
         """Take note of copies that have ended. Returns running leases whose pages could not be restored."""
@@ -525,6 +535,7 @@ class KVCache:
 
     def _by_rank(self, now: float) -> Iterator[LeaseView]:
         """All leases, who comes first first; made when somebody looks at them."""
+        self.on_review()
         for slot, lease in enumerate(sorted(self._leases, key=_place)):
             yield self._view(slot, lease, now)
 

@@ -6,6 +6,7 @@ restored; one without leaves nothing.
 
 from collections.abc import Collection, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import count as count_from_0
 
 from agentrt.engine.kv.pages import NONE
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
@@ -19,8 +20,11 @@ def evict(
     On the host the places of open leases stay, for that copy may be all they have; but for `doubles`, whose place somebody
     holds on the device. Nodes that are `spared` keep what they have. Returns how many pages it freed.
     """
+    order = count_from_0()
     heap = [
-        (*_rank(node), node) for node in tree.nodes() if node not in spared and _is_candidate(tree, node, tier, doubles)
+        (*_rank(node), next(order), node)
+        for node in tree.nodes()
+        if node not in spared and _is_candidate(tree, node, tier, doubles)
     ]
     heapify(heap)
     freed = 0
@@ -30,7 +34,7 @@ def evict(
         freed += _evict_tail(tree, node, tier, count - freed)
         tree.trim(node)
         if parent is not None and parent not in spared and _is_candidate(tree, parent, tier, doubles):
-            heappush(heap, (*_rank(parent), parent))
+            heappush(heap, (*_rank(parent), next(order), parent))
     return freed
 
 
@@ -51,8 +55,8 @@ def evict_window(tree: RadixTree, group: int, count: int, tier: int = DEVICE) ->
     return freed
 
 
-def _rank(node: Node) -> tuple[bool, int, int]:
-    return node.users > 0, node.used, id(node)
+def _rank(node: Node) -> tuple[bool, int]:
+    return node.users > 0, node.used
 
 
 def _is_candidate(tree: RadixTree, node: Node, tier: int, doubles: bool) -> bool:

@@ -84,7 +84,7 @@ def holding_costs_more(remaining: Remaining, worth: float) -> float:
     `worth` is what giving it up costs, as seconds of holding it. Where no time of keeping is worth its price, this is the
     price of waiting `NEXT_HOLD` seconds: the more, the less likely its tool ends in that time.
     """
-    return min(remaining.within(hold) + remaining.outlasts(hold) * worth for hold in HOLDS) - worth
+    return min(within + outlasts * worth for within, outlasts in map(remaining.held, HOLDS)) - worth
 
 
 class Priced:

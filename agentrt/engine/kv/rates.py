@@ -65,9 +65,10 @@ class StepCosts:
         """Rows of the step before, if it was one of decodes only."""
         self._fixed_share, self._wait = 1.0, 0.0
 
-    def note(self, chunks: Iterable[tuple[int, int]], seconds: float) -> None:
-        """A step took `seconds` for these: from which position on, how many rows. A single row is a decode."""
-        rows = row_keys = decode_keys = 0.0
+    def note(self, chunks: Iterable[tuple[int, int]], seconds: float, decodes: int = 0, keys: int = 0) -> None:
+        """A step took `seconds` for these, from which position on and how many rows (a single row is a decode), and for
+        `decodes` rows that attend `keys`."""
+        rows, row_keys, decode_keys = float(decodes), 0.0, float(keys)
         for start, length in chunks:
             rows += length
             if length == 1:

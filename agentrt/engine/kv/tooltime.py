@@ -40,6 +40,9 @@ class Remaining(Protocol):
     def within(self, seconds: float) -> float:
         """The expected time until it ends or `seconds` have passed; `math.inf` asks for all of its expected time."""
 
+    def held(self, seconds: float) -> tuple[float, float]:
+        """`within` and `outlasts` of so many seconds, in one."""
+
 
 class Curve(NamedTuple):
     """The distribution of a duration, by its values at `EDGES`; straight lines between them."""
@@ -56,20 +59,16 @@ class Curve(NamedTuple):
         means = ((first + last) / 2 for first, last in pairwise(survival))
         return cls(survival, (0.0, *accumulate(width * mean for width, mean in zip(widths, means, strict=True))))
 
-    def survives(self, seconds: float) -> float:
-        """The probability to take longer than `seconds`."""
+    def at(self, seconds: float) -> tuple[float, float]:
+        """The probability to take longer than `seconds`, and its integral from 0 to there."""
         at = bin_of(seconds)
         if at >= NUM_BINS:
-            return self.survival[-1]
-        share = (seconds - EDGES[at]) / (EDGES[at + 1] - EDGES[at])
-        return self.survival[at] + share * (self.survival[at + 1] - self.survival[at])
-
-    def integral(self, seconds: float) -> float:
-        """Of the probability to take longer, from 0 to `seconds`."""
-        at = bin_of(seconds)
-        if at >= NUM_BINS:
-            return self.area[-1] + (self.survival[-1] * (seconds - EDGES[-1]) if self.survival[-1] else 0.0)
-        return self.area[at] + (seconds - EDGES[at]) * (self.survival[at] + self.survives(seconds)) / 2
+            return self.survival[-1], self.area[-1] + (
+                self.survival[-1] * (seconds - EDGES[-1]) if self.survival[-1] else 0.0
+            )
+        first, passed = self.survival[at], seconds - EDGES[at]
+        survival = first + passed / (EDGES[at + 1] - EDGES[at]) * (self.survival[at + 1] - first)
+        return survival, self.area[at] + passed * (first + survival) / 2
 
 
 def bin_of(seconds: float) -> int:
@@ -132,28 +131,31 @@ class Durations:
             self._ended[at] += sign
 
 
-@dataclass(frozen=True, slots=True)
 class Measured:
     """What is left of a call that has run for `elapsed` seconds and is ended in `limit` seconds at the latest."""
 
-    curve: Curve
-    elapsed: float
-    limit: float = math.inf
+    __slots__ = ("_alive", "_area", "_curve", "_elapsed", "_limit")
+
+    def __init__(self, curve: Curve, elapsed: float, limit: float = math.inf) -> None:
+        self._curve, self._elapsed, self._limit = curve, elapsed, limit
+        self._alive, self._area = curve.at(elapsed)
 
     def outlasts(self, seconds: float) -> float:
         """See `Remaining`."""
-        alive = self.curve.survives(self.elapsed)
-        if seconds >= self.limit:
-            return 0.0
-        return self.curve.survives(self.elapsed + seconds) / alive if alive else 1.0
+        return self.held(seconds)[1]
 
     def within(self, seconds: float) -> float:
         """See `Remaining`. Without a limit it is infinite where there is no telling that the call ends at all."""
-        seconds = max(min(seconds, self.limit), 0.0)
-        alive = self.curve.survives(self.elapsed)
-        if not alive:
-            return seconds
-        return (self.curve.integral(self.elapsed + seconds) - self.curve.integral(self.elapsed)) / alive
+        return self.held(seconds)[0]
+
+    def held(self, seconds: float) -> tuple[float, float]:
+        """See `Remaining`."""
+        is_over = seconds >= self._limit
+        seconds = max(min(seconds, self._limit), 0.0)
+        if not self._alive:
+            return seconds, 0.0 if is_over else 1.0
+        survival, area = self._curve.at(self._elapsed + seconds)
+        return (area - self._area) / self._alive, 0.0 if is_over else survival / self._alive
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +180,10 @@ class Foretold:
             return seconds
         grown = seconds * (math.log(latest / seconds) + 1) - soonest * (math.log(latest / soonest) + 1)
         return soonest + grown / math.log(latest / soonest)
+
+    def held(self, seconds: float) -> tuple[float, float]:
+        """See `Remaining`."""
+        return self.within(seconds), self.outlasts(seconds)
 
 
 class ToolTimes:
