@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-IntArray = NDArray[np.int32]
+IntArray = NDArray[np.int64]
 
 
 class Growth(NamedTuple):
@@ -27,7 +27,7 @@ class Growth(NamedTuple):
 
 def growths_of(growths: Iterable[Growth]) -> IntArray:
     """As an array: a row for each."""
-    return np.fromiter(chain.from_iterable(growths), np.int32).reshape(-1, 3)
+    return np.fromiter(chain.from_iterable(growths), np.int64).reshape(-1, 3)
 
 
 NO_GROWTHS = growths_of(())
@@ -59,12 +59,12 @@ class Forecast:
         """The most pages in use at one time if `newcomer` comes now. It is reached just before some sequence ends."""
         end, back = newcomer.delay + newcomer.steps, self.back_before(newcomer)
         there_S3 = self._growths_S3[: self._num_running + back]
-        at_its_end = int(self._pages(there_S3, np.array([end], np.int32)).sum())
+        at_its_end = int(self._pages(there_S3, np.array([end], np.int64)).sum())
         at_its_end += -(-(newcomer.tokens + newcomer.steps) // self._page_size)
         if not len(self._growths_S3):
             return at_its_end
         running_T, returning_TB = self._needed
-        with_it_T = returning_TB[:, back] + self._pages(np.array([newcomer], np.int32), self._end_T)[:, 0]
+        with_it_T = returning_TB[:, back] + self._pages(np.array([newcomer], np.int64), self._end_T)[:, 0]
         with_it_T *= self._end_T <= end
         return max(at_its_end, int((running_T + with_it_T).max()))
 
@@ -72,9 +72,9 @@ class Forecast:
     def _needed(self) -> tuple[IntArray, IntArray]:
         """At every end: by those that run, and by the first 0, 1, 2 ... of those that return."""
         pages_TS = self._pages(self._growths_S3, self._end_T)
-        returning_TB = np.zeros((len(self._end_T), len(self._delays) + 1), np.int32)
+        returning_TB = np.zeros((len(self._end_T), len(self._delays) + 1), np.int64)
         pages_TS[:, self._num_running :].cumsum(axis=1, out=returning_TB[:, 1:])
-        return pages_TS[:, : self._num_running].sum(axis=1, dtype=np.int32), returning_TB
+        return pages_TS[:, : self._num_running].sum(axis=1, dtype=np.int64), returning_TB
 
     def _pages(self, growths_S3: IntArray, at_T: IntArray) -> IntArray:
         """What each has at each time; nothing once it has ended."""
@@ -128,9 +128,9 @@ class Recent:
         if len(self._sorted) < ENOUGH:
             return np.zeros_like(floor_N)
         if self._sorted_N is None:
-            self._sorted_N = np.array([*self._sorted, 0], np.int32)
+            self._sorted_N = np.array([*self._sorted, 0], np.int64)
         first_N = self._sorted_N[:-1].searchsorted(floor_N, "right")
-        at_N = first_N + (quantile * (len(self._sorted) - 1 - first_N)).astype(np.int32)
+        at_N = first_N + (quantile * (len(self._sorted) - 1 - first_N)).astype(np.int64)
         return self._sorted_N[np.where(first_N < len(self._sorted), at_N, -1)]
 
 

@@ -37,7 +37,7 @@ class Roster:
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size
         self._members: dict[Sequence, Member] = {}
-        self._counts_4N = np.zeros((4, ROWS), np.int32)
+        self._counts_4N = np.zeros((4, ROWS), np.int64)
         """Of each its known and sampled ids, less the steps so far, its limit and its preemptions; the first are in use."""
         self._by_row: list[Member] = []
         self._ending: defaultdict[int, list[Member]] = defaultdict(list)

@@ -78,6 +78,15 @@ def test_decodes_run_whatever_they_cost_and_a_prompt_never_stands_still() -> Non
     assert plan_step(running, [], priced).running == [Chunk(0, 1), Chunk(1, 1), Chunk(2, 1)]
 
 
+def test_a_prompt_that_gets_next_to_nothing_of_a_step_has_its_forecast() -> None:
+    """It is taken to need up to 10^17 steps. The decode grows from 3 pages to 5 in 8 steps; the newcomer has 5 by then."""
+    running, newcomer = [demand(0, 9, 8, pages=3)], [demand(0, 20)]
+    for rows in (2.0, 1 + 2**-30, 1 + 2**-52):
+        plan = plan_step(running, newcomer, capacity(pages=8)._replace(rows=rows))
+        assert plan == Plan([Chunk(0, 1)], [Chunk(0, 1)])
+    assert plan_step(running, newcomer, capacity(pages=6)._replace(rows=1 + 2**-52)).lacking == 1
+
+
 def test_the_articles_figure() -> None:
     """Pages of 10, capacity 12, 7 ids a time unit. At time 2, A has ended; D's prompt of 10 takes one unit, until 3."""
     b, c, d = Growth(28, 14), Growth(28, 28), Growth(10, 21, delay=7)
@@ -203,7 +212,7 @@ def test_what_is_left_of_many_turns_is_what_is_left_of_each(ended: list[int], tu
     lengths = Lengths()
     for length in ended:
         lengths.add(length)
-    sampled_N, max_tokens_N = np.array(turns, np.int32).reshape(-1, 2).T
+    sampled_N, max_tokens_N = np.array(turns, np.int64).reshape(-1, 2).T
     assert lengths.left_each(sampled_N, max_tokens_N).tolist() == [lengths.left(*turn) for turn in turns]
 
 
