@@ -3,7 +3,7 @@
     python examples/grpo.py --seeds 0 1 2 -o outputs/grpo    # 150 steps each; what is there already is not done again
     python examples/grpo.py --int8 -o outputs/grpo           # sampled with weights and KV in int8
 
-Each step takes 36 groups of 8 episodes, and takes one gradient step on
+Each step takes 24 groups of 8 episodes, and takes one gradient step on
     - w_t * r_t * A,   r_t = exp(now_t - before_t),   w_t = min(exp(before_t - sampled_t), 2)
 where `before` is the trainer's own logprob before the step (so r is 1, and stands for its gradient) and `sampled` the
 recorded one, so w (TIS) makes up for a sampler that is a version behind. A is the reward above a baseline (`trees_of`;
@@ -50,7 +50,7 @@ from agentrt.rollout.sink import RunFolder
 from agentrt.rollout.tree import Tree, tree_of
 from agentrt_envs import calculator
 
-GROUP_SIZE, BATCH, EVAL_TASKS = 8, 36, 256
+GROUP_SIZE, BATCH, EVAL_TASKS = 8, 24, 256
 RATE, BETAS, WARMUP_STEPS, CAP, MAX_NORM = 2e-4, (0.9, 0.99), 10, 2.0, 1.0
 SAVE_EVERY = 5
 """Steps."""

@@ -1,6 +1,6 @@
 """Train sprout, the very small chat model that ships with agentrt, from nothing.
 
-    python examples/train_sprout.py                       # tokenizer, 740 steps, weights into agentrt/models/sprout
+    python examples/train_sprout.py                       # tokenizer, 1,220 steps, weights into agentrt/models/sprout
     python examples/train_sprout.py --steps 40 -o /tmp/s  # a short try elsewhere
     python examples/train_sprout.py --eval                # reward of the shipped weights at temperature 1
 
@@ -16,6 +16,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -50,7 +51,8 @@ VOCAB_SIZE = 512
 MAX_TOKEN_CHARACTERS = 24
 TEXT_REPEATS = 300
 BATCH = 48
-WARMUP_STEPS = 20
+SLIPS = 0.08
+"""Of the calculator's operations in the last phase: the expert then writes some digit in place of the operand."""
 CHECKPOINT_STEPS = 25
 MAX_EPISODE_TOKENS = 320
 
@@ -73,12 +75,14 @@ class Course(NamedTuple):
     """A tool's result as the runtime puts it into the tool message."""
 
 
-def calculator_lesson(rng: random.Random) -> Lesson:
-    """One calculator call for each operation, then the answer."""
+def calculator_lesson(rng: random.Random, slips: float = 0.0) -> Lesson:
+    """One calculator call for each operation, then the answer. A share `slips` of the operations has another operand."""
     drawn = calculator.problem(rng)
     task = calculator.make_task("lesson", drawn)
     value, turns = str(drawn.start), []
     for expression in drawn.expressions:
+        if slips and rng.random() < slips:
+            expression = re.sub("[0-9]", str(rng.randint(2, calculator.MAX_OPERAND)), expression)
         call = ToolCall("calculator", {"expression": expression.format(x=value)})
         value = calculator_call(call, task)
         turns.append(called(call, value))
@@ -216,29 +220,58 @@ def lesson_loss(model: LlamaForCausalLM, course: Course, rngs: list[random.Rando
     return torch.nn.functional.cross_entropy(logits_BTV[said_BT[:, 1:]], ids_BT[:, 1:][said_BT[:, 1:]])
 
 
-def course_of(step: int, steps: int) -> str:
-    """What a step teaches: the courses in turn, and in the second half the calculator twice as often, which is harder."""
-    names = list(COURSES) if step < steps // 2 else [*COURSES, "calculator"]
-    return names[step % len(names)]
+class Phase(NamedTuple):
+    """A stretch of training."""
+
+    steps: int
+    rates: tuple[float, float]
+    """The learning rate goes from the first to the second in a line."""
+    courses: Sequence[Course]
+    """What the steps teach, in turn."""
+
+    def rate(self, step: int) -> float:
+        first, last = self.rates
+        return first + (last - first) * (step + 1) / self.steps
 
 
-def train(folder: Path, work: Path, steps: int, peak: float, seed: int) -> None:
+CALCULATOR, LOOKUP = COURSES["calculator"], COURSES["lookup"]
+SLIPPING = CALCULATOR._replace(lesson=partial(calculator_lesson, slips=SLIPS))
+PHASES = (
+    Phase(20, (0.0, 2.5e-3), [CALCULATOR, LOOKUP]),
+    Phase(350, (2.5e-3, 1.3e-3), [CALCULATOR, LOOKUP]),
+    Phase(370, (1.3e-3, 1.2e-4), [CALCULATOR, LOOKUP, CALCULATOR]),
+    Phase(20, (0.0, 1e-3), [SLIPPING, LOOKUP, SLIPPING]),
+    Phase(460, (1e-3, 5e-5), [SLIPPING, LOOKUP, SLIPPING]),
+)
+"""The calculator is harder and gets more steps. An expert who slips leaves the policy something to learn by itself: it
+knows what is right, and does it as often as it was shown."""
+
+
+def phase_at(step: int) -> tuple[Phase, int]:
+    """The phase of a step, and which of the phase's steps it is."""
+    for phase in PHASES:
+        if step < phase.steps:
+            return phase, step
+        step -= phase.steps
+    raise ValueError(f"the phases end {step + 1} steps earlier")
+
+
+def train(folder: Path, work: Path, steps: int, seed: int) -> None:
     """Train to `steps`, going on from the checkpoint in `work` if there is one, and write the model to `folder`."""
     work.mkdir(parents=True, exist_ok=True)
     definition = train_tokenizer(seed)
     tokenizer = Tokenizer(definition)
     torch.manual_seed(seed)
     model = new_model(tokenizer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.01)
     first = restore(work / "checkpoint.pt", model, optimizer)
     print(f"{sum(map(torch.numel, model.parameters())):,} parameters, {tokenizer.vocab_size} ids, from step {first}")
     started = time.monotonic()
     for step in range(first, steps):
-        name = course_of(step, steps)
+        phase, at = phase_at(step)
         rngs = [random.Random(f"{seed}:{step}:{row}") for row in range(BATCH)]
-        rate = peak * min(1.0, (step + 1) / WARMUP_STEPS) * (1.0 - 0.95 * step / steps)
-        optimizer.param_groups[0]["lr"] = rate
-        loss = lesson_loss(model, COURSES[name], rngs, tokenizer)
+        optimizer.param_groups[0]["lr"] = phase.rate(at)
+        loss = lesson_loss(model, phase.courses[at % len(phase.courses)], rngs, tokenizer)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -330,8 +363,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-o", "--output", type=Path, default=SHIPPED, help="model folder (default: the shipped one)")
     parser.add_argument("--work", type=Path, default=Path("outputs/train_sprout"), help="folder of the checkpoint")
-    parser.add_argument("--steps", type=int, default=740)
-    parser.add_argument("--rate", type=float, default=2.5e-3, help="peak learning rate")
+    whole = sum(phase.steps for phase in PHASES)
+    parser.add_argument("--steps", type=int, default=whole, choices=range(whole + 1), metavar="N", help="stop after N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--eval", action="store_true", help="only measure the model in the output folder")
@@ -339,7 +372,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     if not options.eval:
-        train(options.output, options.work, options.steps, options.rate, options.seed)
+        train(options.output, options.work, options.steps, options.seed)
     for name in COURSES:
         reward = examine(options.output, name, options.episodes, options.seed)
         print(f"{name}: mean reward {reward:.3f} over {options.episodes} eval episodes at temperature 1")
