@@ -7,20 +7,23 @@
 - siblings: sprout, groups of 8 on calculator tasks at T = 1, whole episodes with their tool calls; the tool costs nothing here.
 - free: text that follows nothing said before, at T = 1; 1, 8 and 32 live requests. What the gate is for.
 
-Each piece of work runs on two engines over the same weights, one with `engine.speculate=auto` and one with `off`, in turns
-first. Both sample the same ids, and the script stops if they do not. Time is the wall's, until all have ended. A round is as
-many pieces as take the plain engine `--seconds`, each of them paired, so that a slow minute of the machine hits both. Rounds
-are of an engine that has run for a while: the first pieces, `--warm-up` seconds of them, are a figure of their own, in which a
-gate learns what its drafts are worth. A line gives the median of off/on over the rounds with a 95 % bootstrap interval, that of
-the warm-up, and proposed and accepted length. With `--same` both engines are `off`: what the machine's noise makes of nothing.
+Each piece of work runs on two engines over the same weights, one with `engine.speculate=auto` and one with `off`, in turns of
+`SLICE` seconds of each: so what the machine does meanwhile hits both. Which of them goes first alternates. Both sample the same
+ids, and the script stops if they do not. A round is as many pieces as take the plain engine `--seconds`. Rounds are of engines
+that have run for a while: the first pieces, `--warm-up` seconds of them, are a figure of their own, in which a gate learns what
+its drafts are worth. `--pairs` times both engines are made anew, for a gate may learn something else. A line gives the median
+of off/on over the rounds of all pairs with a 95 % bootstrap interval, by the wall's time and by this process's CPU time (engine
+threads and the models' own; nothing else runs in it), the median of each pair, that of the warm-ups, and proposed and accepted
+length. With `--same` both engines are `off`: what the machine makes of nothing.
 """
 
 import argparse
+import gc
 import json
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -45,8 +48,10 @@ from agentrt.env.tool import Tool
 from agentrt_envs import calculator
 from agentrt_tools.calculator import evaluate
 
-Work = Callable[[EngineCore, int], list[list[int]]]
-"""Runs round n on an engine; the ids of each conversation."""
+Work = Callable[[EngineCore, int], Generator[None, None, list[list[int]]]]
+"""Runs piece n on an engine, a step at a time; the ids of each conversation."""
+SLICE = 0.1
+"""Seconds that an engine works before the other has its turn."""
 
 
 class Loaded(NamedTuple):
@@ -66,13 +71,13 @@ def loaded(name: str) -> Loaded:
 
 
 CLOCK: list[Callable[[], float]] = [time.perf_counter]
-"""The last one is taken: by the script and by the engines, whose gates weigh step times."""
+"""The last one is taken by the engines, whose gates weigh step times."""
 
 
 def engine(name: str, speculate: str, draft: str = "") -> EngineCore:
     """An engine's core over a model, with a draft head if it is to speculate."""
     model, tokenizer, _ = loaded(name)
-    spec = EngineSpec(kv_tokens=32_768, speculate="auto" if speculate == "on" else "off")
+    spec = EngineSpec(kv_tokens=16_384, speculate="auto" if speculate == "on" else "off")
     runner, vocab_size = ModelRunner(model.decoder, spec), min(tokenizer.vocab_size, model.decoder.vocab_size)
     drafter = None
     if draft and speculate == "on":
@@ -99,9 +104,15 @@ class Conversation:
         return sequence
 
 
-def drain(core: EngineCore) -> None:
+def stepping(core: EngineCore) -> Iterator[list[Sequence]]:
+    """Steps until all is done; the sequences that ended with each."""
     while not core.is_idle:
-        core.step()
+        yield core.step()
+
+
+def drain(core: EngineCore) -> None:
+    for _ in stepping(core):
+        pass
 
 
 WORDS = (
@@ -140,7 +151,7 @@ def quote(live: int, temperature: float) -> Work:
             "user", f"The search tool found this text:\n\n{found}\n\nRepeat the text exactly, word for word."
         )
 
-    def work(core: EngineCore, round_: int) -> list[list[int]]:
+    def work(core: EngineCore, round_: int) -> Generator[None, None, list[list[int]]]:
         conversations = []
         for index in range(live):
             seed = 1000 * round_ + index
@@ -149,7 +160,8 @@ def quote(live: int, temperature: float) -> Work:
             conversation = Conversation(core, seed, "")
             conversation.submit(renderer.prompt(messages, ()), params, 96)
             conversations.append(conversation)
-        drain(core)
+        for _ in stepping(core):
+            yield
         return [closed(conversation) for conversation in conversations]
 
     return work
@@ -160,7 +172,7 @@ def free(name: str, live: int) -> Work:
     _, _, renderer = loaded(name)
     params = SamplingParams()  # nothing stops it
 
-    def work(core: EngineCore, round_: int) -> list[list[int]]:
+    def work(core: EngineCore, round_: int) -> Generator[None, None, list[list[int]]]:
         conversations = []
         for index in range(live):
             about = random.Random(1000 * round_ + index).sample(WORDS, 3)
@@ -168,7 +180,8 @@ def free(name: str, live: int) -> Work:
             asked = Message("user", f"Write a story about {about[0]}, {about[1]} and {about[2]}.")
             conversation.submit(renderer.prompt([asked], ()), params, 64)
             conversations.append(conversation)
-        drain(core)
+        for _ in stepping(core):
+            yield
         return [closed(conversation) for conversation in conversations]
 
     return work
@@ -179,7 +192,7 @@ def siblings(name: str, groups: int, tasks: list[tuple[Message, ...]], tools: tu
     _, _, renderer = loaded(name)
     params = SamplingParams(stop_token_ids=tuple(renderer.stop_token_ids))
 
-    def work(core: EngineCore, round_: int) -> list[list[int]]:
+    def work(core: EngineCore, round_: int) -> Generator[None, None, list[list[int]]]:
         conversations, running = [], {}
         for group in range(groups):
             task = tasks[(round_ * groups + group) % len(tasks)]
@@ -187,12 +200,13 @@ def siblings(name: str, groups: int, tasks: list[tuple[Message, ...]], tools: tu
                 conversation = Conversation(core, seeds.derive(round_, group, member), f"{round_} {group}")
                 running[conversation.submit(renderer.prompt(task, tools), params, 64)] = conversation
                 conversations.append(conversation)
-        while not core.is_idle:
-            for sequence in core.step():
+        for ended in stepping(core):
+            for sequence in ended:
                 conversation = running.pop(sequence)
                 observed = answered(renderer, sequence, tools)
                 if observed and conversation.turns < 4:
                     running[conversation.submit(observed, params, 64)] = conversation
+            yield
         return [closed(conversation) for conversation in conversations]
 
     return work
@@ -223,26 +237,125 @@ def closed(conversation: Conversation) -> list[int]:
     return conversation.tokens.token_ids.tolist()
 
 
-class Row(NamedTuple):
-    """What one kind of work gave."""
+class Spent(NamedTuple):
+    """Seconds of an engine."""
 
-    name: str
+    wall: float = 0.0
+    cpu: float = 0.0
+
+    @classmethod
+    def now(cls) -> "Spent":
+        return cls(time.perf_counter(), time.process_time())
+
+    def plus(self, other: "Spent", sign: int = 1) -> "Spent":
+        return Spent(self.wall + sign * other.wall, self.cpu + sign * other.cpu)
+
+
+class Counts(NamedTuple):
+    """Of an engine."""
+
+    steps: int
+    sampled: int
+    verifications: int
+    drafted: int
+    accepted: int
+
+    @classmethod
+    def of(cls, core: EngineCore) -> "Counts":
+        found = core.statistics(0)
+        return cls(found.steps, found.tokens_sampled, found.verifications, found.tokens_drafted, found.tokens_accepted)
+
+
+class Pair:
+    """Two engines, and the pieces of work that both have done."""
+
+    def __init__(self, name: str, model: str, work: Work, draft: str, *, same: bool) -> None:
+        self.name, self.work, self.pieces, self.slices = name, work, 0, 0
+        self.cores = {"on": engine(model, "off" if same else "on", draft), "off": engine(model, "off")}
+
+    def run(self, least: float) -> dict[str, Spent]:
+        """Pieces until the plain engine has worked so many seconds; what both took."""
+        spent = dict.fromkeys(self.cores, Spent())
+        while spent["off"].wall < least:
+            texts: dict[str, list[list[int]]] = {}
+            going = {which: self.work(core, self.pieces) for which, core in self.cores.items()}
+            while going:
+                self.slices += 1
+                for which in sorted(going, reverse=self.slices % 2 == 0):
+                    started = Spent.now()
+                    ended = self._slice(going[which])
+                    spent[which] = spent[which].plus(Spent.now()).plus(started, -1)
+                    if ended is not None:
+                        texts[which] = ended
+                        del going[which]
+            assert texts["on"] == texts["off"], f"{self.name}: other ids with speculation"
+            self.pieces += 1
+        return spent
+
+    @staticmethod
+    def _slice(going: Generator[None, None, list[list[int]]]) -> list[list[int]] | None:
+        """Go on for a while; the texts if that is all."""
+        until = time.perf_counter() + SLICE
+        try:
+            while time.perf_counter() < until:
+                next(going)
+        except StopIteration as end:
+            texts: list[list[int]] = end.value
+            return texts
+        return None
+
+
+class Measured(NamedTuple):
+    """Of one pair."""
+
     warming: float
     """Off over on, of the warm-up."""
-    ratios: list[float]
-    steps: int
-    """Of the engine that speculates, in a round."""
-    proposed: float
-    accepted: float
-    tokens_per_second: float
+    wall: list[float]
+    """Off over on, of each round."""
+    cpu: list[float]
+    off: Counts
+    on: Counts
+    seconds: float
+    """Of the plain engine."""
 
-    def line(self) -> str:
-        low, high = interval(self.ratios)
-        return (
-            f"{self.name:<34} {statistics.median(self.ratios):5.2f} x  [{low:.2f}, {high:.2f}]   warm-up {self.warming:4.2f}   "
-            f"proposed {self.proposed:4.2f}  accepted {self.accepted:4.2f}   "
-            f"off {self.tokens_per_second:6.0f} tokens/s, {self.steps} steps a round"
-        )
+
+def measure(pair: Pair, rounds: int, seconds: float, warm_up: float) -> Measured:
+    """The first piece compiles and is not counted."""
+    pair.run(1e-9)
+    gc.collect()
+    gc.freeze()
+    spent = pair.run(warm_up)
+    warming = spent["off"].wall / spent["on"].wall
+    before = {which: Counts.of(core) for which, core in pair.cores.items()}
+    found = [pair.run(seconds) for _ in range(rounds)]
+    counts = {
+        which: Counts(*(now - then for now, then in zip(Counts.of(core), before[which], strict=True)))
+        for which, core in pair.cores.items()
+    }
+    wall, cpu = ([one["off"][part] / one["on"][part] for one in found] for part in range(2))
+    return Measured(warming, wall, cpu, counts["off"], counts["on"], sum(one["off"].wall for one in found))
+
+
+def line(name: str, pairs: list[Measured]) -> str:
+    """What is said of one kind of work."""
+    wall = [ratio for pair in pairs for ratio in pair.wall]
+    cpu = [ratio for pair in pairs for ratio in pair.cpu]
+    verified = max(sum(pair.on.verifications for pair in pairs), 1)
+    medians = " ".join(f"{statistics.median(pair.wall):.3f}" for pair in pairs)
+    return (
+        f"{name:<34} {said(wall)}   cpu {said(cpu)}   pairs {medians}   "
+        f"warm-up {statistics.median(pair.warming for pair in pairs):.2f}   "
+        f"proposed {sum(pair.on.drafted for pair in pairs) / verified:.2f}  "
+        f"accepted {sum(pair.on.accepted for pair in pairs) / verified:.2f}  "
+        f"({sum(pair.on.accepted for pair in pairs) / sum(pair.on.sampled for pair in pairs):.1%} of ids)   "
+        f"steps {sum(pair.on.steps for pair in pairs)} of {sum(pair.off.steps for pair in pairs)}   "
+        f"off {sum(pair.off.sampled for pair in pairs) / sum(pair.seconds for pair in pairs):.0f} tokens/s"
+    )
+
+
+def said(ratios: list[float]) -> str:
+    low, high = interval(ratios)
+    return f"{statistics.median(ratios):.3f} [{low:.3f}, {high:.3f}]"
 
 
 def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
@@ -250,47 +363,6 @@ def interval(ratios: list[float], draws: int = 2000) -> tuple[float, float]:
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(draws))
     return medians[draws // 40], medians[-draws // 40]
-
-
-class Pair:
-    """Two engines, and the pieces of work that both have done."""
-
-    def __init__(self, name: str, model: str, work: Work, draft: str, *, same: bool) -> None:
-        self.name, self.work, self.pieces = name, work, 0
-        self.cores = {"on": engine(model, "off" if same else "on", draft), "off": engine(model, "off")}
-
-    def run(self, least: float) -> tuple[float, float]:
-        """Pieces until the plain engine has worked so many seconds; what both took."""
-        seconds = dict.fromkeys(self.cores, 0.0)
-        while seconds["off"] < least:
-            texts = {}
-            for which in ("on", "off") if self.pieces % 2 else ("off", "on"):
-                started = CLOCK[-1]()
-                texts[which] = self.work(self.cores[which], self.pieces)
-                seconds[which] += CLOCK[-1]() - started
-            assert texts["on"] == texts["off"], f"{self.name}: other ids with speculation"
-            self.pieces += 1
-        return seconds["off"], seconds["on"]
-
-
-def measure(pair: Pair, rounds: int, seconds: float, warm_up: float) -> Row:
-    """The first piece compiles and is not counted."""
-    pair.run(1e-9)
-    off, on = pair.run(warm_up)
-    before, ratios, total = {which: core.statistics(0) for which, core in pair.cores.items()}, [], 0.0
-    warming = off / on
-    for _ in range(rounds):
-        off, on = pair.run(seconds)
-        ratios.append(off / on)
-        total += off
-    found = {which: core.statistics(0) for which, core in pair.cores.items()}
-    tokens = found["off"].tokens_sampled - before["off"].tokens_sampled
-    verified = max(found["on"].verifications - before["on"].verifications, 1)
-    return Row(
-        pair.name, warming, ratios, (found["on"].steps - before["on"].steps) // rounds,
-        (found["on"].tokens_drafted - before["on"].tokens_drafted) / verified,
-        (found["on"].tokens_accepted - before["on"].tokens_accepted) / verified, tokens / total,
-    )  # fmt: skip
 
 
 def mixes() -> Iterator[tuple[str, str, Work]]:
@@ -308,13 +380,14 @@ def mixes() -> Iterator[tuple[str, str, Work]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of the plain engine, in a round")
-    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds of the plain engine before the first round")
+    parser.add_argument("--rounds", type=int, default=15, help="of each pair of engines")
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=0.6, help="of the plain engine, in a round")
+    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds of the plain engine before the first round")
     parser.add_argument("--same", action="store_true", help="no speculation on either side")
     parser.add_argument("--only", default="", help="lines whose name has this in it")
     parser.add_argument(
-        "--cpu-time", action="store_true", help="this process's, where others use the machine: an indication"
+        "--cpu-time", action="store_true", help="gates weigh CPU time, where others use the machine: an indication"
     )
     parser.add_argument("--draft", default="", help="a draft head for the models of these lines, by name or folder")
     options = parser.parse_args()
@@ -323,8 +396,14 @@ def main() -> None:
     print(json.dumps({"torch": torch.__version__, "threads": torch.get_num_threads(), "dtype": "float32"}))
     for name, model, work in mixes():
         if options.only in name:
-            pair = Pair(name, model, work, options.draft, same=options.same)
-            print(measure(pair, options.rounds, options.seconds, options.warm_up).line(), flush=True)
+            pairs = [
+                measure(
+                    Pair(name, model, work, options.draft, same=options.same),
+                    options.rounds, options.seconds, options.warm_up,
+                )
+                for _ in range(options.pairs)
+            ]  # fmt: skip
+            print(line(name, pairs), flush=True)
 
 
 if __name__ == "__main__":
