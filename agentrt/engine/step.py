@@ -251,16 +251,16 @@ class EngineCore:
         self._totals.steps += 1
         sampled_before = self._totals.sampled
         shapes = [(sequence.lease.computed, count) for sequence, count in work.chunks]
-        only_decodes = all(sequence.is_decoding for sequence, _ in work.chunks)
+        drafts = [count - 1 for sequence, count in work.chunks if sequence.is_decoding]
         finished = self._compute(work)
         for sequence in finished:
             self._leave(sequence)
         self._step_seconds = self.clock() - started
         self.cache.costs.note(shapes, self._step_seconds, work.crew.rows, work.crew.keys)
-        if self.speculator and only_decodes:
-            drafted = sum(count - 1 for _, count in shapes)
+        if self.speculator and (decoding := work.crew.rows + len(drafts)):
+            prompt_rows = sum(count for _, count in shapes) - len(drafts) - sum(drafts)
             sampled = self._totals.sampled - sampled_before
-            self.speculator.stepped(work.crew.rows + len(shapes), drafted, sampled, self._step_seconds)
+            self.speculator.stepped(decoding, sum(drafts), prompt_rows, sampled, self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished

@@ -40,9 +40,15 @@ VAIN_SHARE = 0.01
 """Of the time, for looks in vain."""
 LONGEST_SLEEP = 128
 """Steps; and after one look in vain 2, after two in a row 4, and so on: chances come in clusters."""
-PLAIN_EVERY, PROBE_EVERY = 64, 512
-"""Steps after which one is plain, and after which drafts are verified that do not seem to pay."""
+PLAIN_EVERY = 64
+"""Steps after which one is plain."""
+FIRST_PROBE, PROBE_EVERY = 2, 512
+"""Steps after which drafts are verified that do not seem to pay; twice as many after each time, up to `PROBE_EVERY`."""
 PROBE_LENGTH = 2
+TIMED_EVERY = 8
+"""Plain steps of which one is timed while the gate sleeps: even that little is felt in a step of half a millisecond."""
+NOBODY_S = np.empty(0, dtype=np.bool_)
+"""No request is drafted for by a model."""
 
 
 def choose_lengths(
@@ -56,23 +62,25 @@ def choose_lengths(
     `look_seconds` a step, which plain decoding does not, and a model takes `pass_seconds` for each id of the longest draft
     that it makes for the requests `modelled`.
     """
-    lengths_S = np.zeros(len(limits), dtype=np.int64)
-    if any(limits) and times.is_known:
+    if not any(limits) or not times.is_known:
+        return [0] * len(limits)
+    is_modelled_S = NOBODY_S
+    if modelled:
         is_modelled_S = np.zeros(len(limits), dtype=np.bool_)
         is_modelled_S[list(modelled)] = True
-        limits_S = np.array(limits, dtype=np.int64)
-        _choose(
-            limits_S, survivals_SJ, is_modelled_S, *times.plain.curve(), *times.drafted.curve(), look_seconds, pass_seconds,
-            lengths_S,
-        )  # fmt: skip
+    limits_S, lengths_S = np.array(limits, dtype=np.int64), np.zeros(len(limits), dtype=np.int64)
+    _choose(
+        limits_S, survivals_SJ, is_modelled_S, *times.plain.curve(), *times.drafted.parts(), look_seconds, pass_seconds,
+        lengths_S,
+    )  # fmt: skip
     lengths: list[int] = lengths_S.tolist()
     return lengths
 
 
 @ordered()
 def _choose(
-    limits_S: Any, survivals_SJ: Any, is_modelled_S: Any, plain_P: Any, plain_seconds_P: Any, drafted_P: Any,
-    drafted_seconds_P: Any, look_seconds: float, pass_seconds: float, best_S: Any,
+    limits_S: Any, survivals_SJ: Any, is_modelled_S: Any, plain_P: Any, plain_seconds_P: Any, always: float, each: float,
+    look_seconds: float, pass_seconds: float, best_S: Any,
 ) -> None:  # fmt: skip
     """Fill `best_S`, which is 0, with the lengths of the threshold whose time to the end is least, if it is little enough."""
     count = limits_S.shape[0]
@@ -81,7 +89,7 @@ def _choose(
     for threshold in THRESHOLDS_T:
         longest = _take(limits_S, survivals_SJ, is_modelled_S, threshold, lengths_S, gains_S)
         more = look_seconds + pass_seconds * longest
-        seconds = _seconds_a_text(gains_S, lengths_S, plain_P, plain_seconds_P, drafted_P, drafted_seconds_P, more)
+        seconds = _seconds_a_text(gains_S, lengths_S, plain_P, plain_seconds_P, always, each, more)
         if seconds < least and lengths_S.max() > 0:
             least = seconds
             best_S[:] = lengths_S
@@ -97,7 +105,7 @@ def _take(limits_S: Any, survivals_SJ: Any, is_modelled_S: Any, least: float, le
             gains_S[s] += survivals_SJ[s, lengths_S[s]]
             lengths_S[s] += 1
         total += gains_S[s]
-        if is_modelled_S[s]:
+        if is_modelled_S.shape[0] and is_modelled_S[s]:
             longest = max(longest, lengths_S[s])
     for s in range(limits_S.shape[0]):
         gains_S[s] = 1 + gains_S[s] + SHARED * (total / limits_S.shape[0] - gains_S[s])
@@ -106,26 +114,22 @@ def _take(limits_S: Any, survivals_SJ: Any, is_modelled_S: Any, least: float, le
 
 @ordered()
 def _seconds_a_text(
-    gains_S: Any,
-    lengths_S: Any,
-    plain_P: Any,
-    plain_seconds_P: Any,
-    drafted_P: Any,
-    drafted_seconds_P: Any,
-    more: float,
-) -> float:
+    gains_S: Any, lengths_S: Any, plain_P: Any, plain_seconds_P: Any, always: float, each: float, more: float
+) -> float:  # fmt: skip
     """The time until all requests are done, over the steps that plain decoding takes for it."""
     requests, drafted, total, before = lengths_S.shape[0], lengths_S.sum(), 0.0, 0.0
     for s in np.argsort(-gains_S):
         end = 1 / gains_S[s]
-        step = seconds_of(requests, plain_P, plain_seconds_P) + seconds_of(drafted, drafted_P, drafted_seconds_P)
-        total += (end - before) * (step + more)
+        step = seconds_of(requests, plain_P, plain_seconds_P) + more
+        if drafted:
+            step += always + each * drafted
+        total += (end - before) * step
         requests, drafted, before = requests - 1, drafted - lengths_S[s], end
     return total
 
 
 class Gate:
-    """Decides for an engine, step by step. Told of every look for drafts, and of every step that only decodes."""
+    """Decides for an engine, step by step. Told of every look for drafts, and of every step in which something decodes."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
@@ -137,7 +141,7 @@ class Gate:
         """For drafts, of so many requests."""
         self._own_seconds = 0.0
         """Of what was done for drafts in this step, beside it."""
-        self._asleep = self._vain = self._steps = self._unverified = 0
+        self._asleep = self._vain = self._steps = self._unverified = self._probe_after = 0
 
     def begin(self) -> None:
         """A step begins."""
@@ -153,11 +157,13 @@ class Gate:
         pass_seconds = self.passes.of(len(modelled)) if modelled else 0.0
         look_seconds = self.looks.measured(len(limits)) if self.looks.is_known else 0.0
         lengths = choose_lengths(limits, survivals_SJ, self.times, look_seconds, modelled, pass_seconds)
-        is_untried = self.times.plain.is_known and not self.times.drafted.is_known
-        if not any(lengths) and (is_untried or self._unverified >= PROBE_EVERY):
-            lengths = [min(limit, PROBE_LENGTH) for limit in limits]
         if any(lengths):
+            self._unverified, self._probe_after = 0, FIRST_PROBE
+        elif any(limits) and self.times.plain.is_known and self._unverified >= self._probe_after:
+            lengths = [min(limit, PROBE_LENGTH) for limit in limits]
             self._unverified = 0
+            if self.times.drafted.is_known:
+                self._probe_after = min(2 * max(self._probe_after, FIRST_PROBE), PROBE_EVERY)
         return lengths
 
     def note_look(self, lengths: Sequence[int], seconds: float) -> None:
@@ -166,8 +172,8 @@ class Gate:
         self._own_seconds += seconds
         self._vain = 0 if any(lengths) else self._vain + 1
         if self._vain:
-            bearable_seconds = VAIN_SHARE * self.times.plain.of(len(lengths))
-            share = self.looks.of(len(lengths)) / max(bearable_seconds, 1e-9)
+            bearable_seconds = VAIN_SHARE * self.times.plain.about(len(lengths))
+            share = self.looks.about(len(lengths)) / max(bearable_seconds, 1e-9)
             self._asleep = min(int(share), 2**self._vain, LONGEST_SLEEP)
 
     def note_passes(self, count: int, length: int, seconds: float) -> None:
@@ -175,8 +181,10 @@ class Gate:
         self.passes.note(count, seconds / length)
         self._own_seconds += seconds
 
-    def note_step(self, requests: int, drafted: int, seconds: float) -> None:
-        """A step that only decoded took so long, with so many drafted rows beside the requests'."""
-        self.times.note(requests, drafted, seconds - self._own_seconds)
+    def note_step(self, requests: int, drafted: int, seconds: float, prompt_rows: int = 0) -> None:
+        """A step took so long, with so many rows of drafts and of prompts beside those of the requests that decoded."""
         self._steps += 1
         self._unverified += 1
+        is_sleeping = self._asleep > 0 and self.times.plain.is_known
+        if drafted or not is_sleeping or self._steps % TIMED_EVERY == 0:
+            self.times.note(requests, drafted, seconds - self._own_seconds, prompt_rows)

@@ -21,6 +21,7 @@ from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.freshness import Freshness
 from agentrt.engine.speculate.gate import Gate
+from agentrt.engine.speculate.shadow import Shadow
 from agentrt.engine.speculate.suffix import LONGEST, Found, Memory
 from agentrt.engine.speculate.survival import Own
 from agentrt.engine.speculate.trial import Trial
@@ -46,6 +47,8 @@ class Speculator:
         """Of the draft model, too."""
         self._own: dict[Sequence, dict[str, Own]] = {}
         """How the drafts of each request fare, those from text and those of the model."""
+        self._shadow = Shadow()
+        """Of drafts from text."""
         if drafter:
             for count, seconds in drafter.measure().items():
                 self.gate.passes.note(count, seconds)
@@ -80,7 +83,9 @@ class Speculator:
         """Remember what a turn said; siblings, and the next epoch, may say it again."""
         if self.drafter:
             self.drafter.left(sequence)
-        if self._own.pop(sequence, None) is not None:
+        if sequence in self._own:
+            self._settle(sequence, is_over=True)
+            del self._own[sequence]
             self.memory.add(sequence.tokens.token_ids, sequence.context_tokens)
 
     def closed(self, lease: Lease) -> None:
@@ -107,22 +112,25 @@ class Speculator:
             return
         started = self._clock()
         decoding = [sequence for sequence in running if sequence.is_decoding]
+        for sequence in self._shadow.sequences():
+            self._settle(sequence)
         drafts = self._from_text(decoding)
         lengths, modelled = [0] * len(decoding), list[int]()
         if decoding and (self.drafter or any(draft.ids for draft in drafts)):
             lengths, modelled = self._chosen(decoding, drafts)
         for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
             sequence.draft = draft.cut(length) if length else NO_DRAFT
+            if draft.ids and not length:
+                self._shadow.keep(sequence, draft)
         if decoding:
             self.gate.note_look(lengths, self._clock() - started)
         self._draft_by_model([(decoding[slot], lengths[slot]) for slot in modelled if lengths[slot]])
 
-    def stepped(self, requests: int, drafted: int, sampled: int, seconds: float) -> None:
-        """A step that only decoded took so long, with so many drafted rows beside the requests'; it sampled so many ids."""
-        plain = self.gate.times.plain.measured(requests) if self.drafter else inf
-        if plain < inf:
+    def stepped(self, requests: int, drafted: int, prompt_rows: int, sampled: int, seconds: float) -> None:
+        """A step took so long: requests that decoded, rows of drafts and of prompts beside theirs, ids that were sampled."""
+        if self.drafter and not prompt_rows and (plain := self.gate.times.plain.measured(requests)) < inf:
             self.trial.note(plain * sampled / requests, seconds)
-        self.gate.note_step(requests, drafted, seconds)
+        self.gate.note_step(requests, drafted, seconds, prompt_rows)
 
     def verified(self, sequence: Sequence, accepted: int) -> None:
         """The draft of a sequence was verified, and its first `accepted` ids stood."""
@@ -130,9 +138,7 @@ class Speculator:
         sequence.verifications += 1
         sequence.drafted += proposed
         sequence.accepted += accepted
-        survival = self.gate.kinds[draft.kind]
-        self._own[sequence][_source(draft.kind)].note(accepted, survival.expected(proposed))
-        survival.note(proposed, accepted)
+        self._learn(sequence, draft, accepted)
         sequence.draft = NO_DRAFT
         if _source(draft.kind) != TEXT and (stale := self.freshness.note(accepted)):
             log.warning(
@@ -144,6 +150,18 @@ class Speculator:
         """Raise `AssertionError` if a page of the draft model is lost."""
         if self.drafter:
             self.drafter.cache.check()
+
+    def _settle(self, sequence: Sequence, *, is_over: bool = False) -> None:
+        """Learn from a draft of the sequence that was not verified, if it is known by now what of it would have stood."""
+        outcome = self._shadow.settle(sequence, is_over=is_over)
+        if outcome is not None:
+            self._learn(sequence, *outcome)
+
+    def _learn(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
+        """The first `accepted` ids of a draft stood, or would have."""
+        survival, proposed = self.gate.kinds[draft.kind], len(draft.ids)
+        self._own[sequence][_source(draft.kind)].note(accepted, survival.expected(proposed))
+        survival.note(proposed, accepted)
 
     def _from_text(self, sequences: List[Sequence]) -> list[Draft]:
         """What may come next: never more than the turn may still have, the id after the draft included."""
@@ -175,12 +193,15 @@ class Speculator:
 
     def _survivals(self, sequences: List[Sequence], source: str, kinds: List[str]) -> NDArray[np.float64]:
         """How often the first j + 1 ids of a draft of each stand, j up to the longest draft; 0 where there is none."""
-        survivals_SJ = np.zeros((len(sequences), self.draft_length))
-        for survival_J, sequence, kind in zip(survivals_SJ, sequences, kinds, strict=True):
+        rows, none = [], [0.0] * self.draft_length
+        for sequence, kind in zip(sequences, kinds, strict=True):
+            row = none
             if kind:
-                curve_J = self.gate.kinds[kind].curve(self.draft_length)
-                np.minimum(curve_J * self._own[sequence][source].factor, 1.0, out=survival_J)
-        return survivals_SJ
+                row, factor = self.gate.kinds[kind].curve(self.draft_length), self._own[sequence][source].factor
+                if factor != 1:
+                    row = [min(share * factor, 1.0) for share in row]
+            rows.append(row)
+        return np.array(rows)
 
     def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
         if self.drafter is None or not wanted:

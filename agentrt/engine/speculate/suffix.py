@@ -29,8 +29,9 @@ CANDIDATES = 16
 """Places that are looked at, the newest first. Each is a walk through memory that is in no cache."""
 APART = -1
 """Lies between two texts; nothing matches it."""
-APART_BYTE = b"\xff"
-"""All of its bytes."""
+NO_TAIL = IntArray("i", [APART]) * LONGEST
+FOUND = 3
+"""Columns of a look's table before the ids that were found: how many there may be and then are, `matched`, `agreed`."""
 
 
 class Found(NamedTuple):
@@ -54,6 +55,7 @@ class Memory:
         self._chains = np.full((len(ORDERS), capacity), -1, dtype=np.int64)
         self._heads = np.full((len(ORDERS), HEADS), -1, dtype=np.int64)
         self._end = 0
+        self._make_room(1, 1)
         self._prompts: dict[bytes, int] = {}
         """Where a text lies that may be given many times: members of a group share their prompt."""
 
@@ -69,15 +71,25 @@ class Memory:
 
     def find(self, texts: Sequence[IntArray], limits: Sequence[int]) -> list[Found]:
         """What may follow each of these, at most so many ids of it."""
-        tails = [ids[-LONGEST:].tobytes().rjust(4 * LONGEST, APART_BYTE) for ids in texts]
-        tails_SL = np.frombuffer(b"".join(tails), dtype=np.int32).reshape(len(texts), LONGEST)
-        counts_S, matched_S, agreed_S = np.array(limits, dtype=np.int64), *np.zeros((2, len(texts)), dtype=np.int64)
-        out_SK = np.empty((len(texts), max(limits, default=0)), dtype=np.int32)
-        _find(self._ring, self._chains, self._heads, self._end, tails_SL, counts_S, matched_S, agreed_S, out_SK)
-        if not counts_S.any():
-            return [NOTHING] * len(texts)
-        columns = (out_SK.tolist(), counts_S.tolist(), matched_S.tolist(), agreed_S.tolist())
-        return [Found(ids[:count], matched, agreed) for ids, count, matched, agreed in zip(*columns, strict=True)]
+        count, longest = len(texts), max(limits, default=0)
+        if count > len(self._tails_SL) or FOUND + longest > self._found_SC.shape[1]:
+            self._make_room(count, longest)
+        width = self._found_SC.shape[1]
+        for slot, (ids, limit) in enumerate(zip(texts, limits, strict=True)):
+            tail, end = ids[-LONGEST:], (slot + 1) * LONGEST
+            if len(tail) < LONGEST:
+                self._tails[end - LONGEST : end] = NO_TAIL
+            self._tails[end - len(tail) : end] = tail
+            self._found[slot * width] = limit
+        found_SC = self._found_SC[:count]
+        _find(self._ring, self._chains, self._heads, self._end, self._tails_SL, found_SC)
+        return [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in found_SC.tolist()]
+
+    def _make_room(self, texts: int, longest: int) -> None:
+        """For a look at so many texts: nothing is allocated in one, for after a step of a model each call is slow."""
+        self._tails_SL = np.full((texts, LONGEST), APART, dtype=np.int32)
+        self._found_SC = np.zeros((texts, FOUND + longest), dtype=np.int64)
+        self._tails, self._found = self._tails_SL.reshape(-1).data, self._found_SC.reshape(-1).data
 
     def _is_known(self, text: IntArray) -> bool:
         """Whether this text was added in the last half of the ring; if not, that it is now."""
@@ -123,17 +135,14 @@ def _find(
     heads: Any,
     end: int,
     tails_SL: Any,
-    counts_S: Any,
-    matched_S: Any,
-    agreed_S: Any,
-    out_SK: Any,
+    found_SC: Any,
 ) -> None:
-    for s in range(tails_SL.shape[0]):
+    for s in range(found_SC.shape[0]):
         first = 0
         while first < LONGEST and tails_SL[s, first] == APART:
             first += 1
-        out_K = out_SK[s, : counts_S[s]]
-        counts_S[s], matched_S[s], agreed_S[s] = _follow(ring, chains, heads, end, tails_SL[s, first:], out_K)
+        out_K = found_SC[s, FOUND : FOUND + found_SC[s, 0]]
+        found_SC[s, 0], found_SC[s, 1], found_SC[s, 2] = _follow(ring, chains, heads, end, tails_SL[s, first:], out_K)
 
 
 @ordered()

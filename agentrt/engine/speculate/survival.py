@@ -2,9 +2,8 @@
 
 from itertools import accumulate
 
-import numpy as np
-from numpy.typing import NDArray
-
+RENEWED = 8
+"""Verifications of a kind after which its curve is made anew; sooner while there are fewer than so many."""
 FORGET = 0.98
 """Of what is known, at each verification: the last 50 or so count."""
 PRIOR, PRIOR_WEIGHT = 0.7, 2.0
@@ -20,15 +19,15 @@ class Survival:
     that went well is likely to go on so. Drafts of any length count at the depths that they reached (Kaplan and Meier).
     """
 
-    __slots__ = ("_curve_J", "_is_new", "_reached", "_stood", "_sums_J")
+    __slots__ = ("_curve", "_noted", "_reached", "_stood", "_sums")
 
     def __init__(self) -> None:
         self._reached: list[float] = []
         self._stood: list[float] = []
-        self._curve_J: NDArray[np.float64] = np.empty(0)
-        self._sums_J = [0.0]
-        self._is_new = True
-        """Something was noted since the curve was made."""
+        self._curve: list[float] = []
+        self._sums = [0.0]
+        self._noted = RENEWED
+        """Drafts since the curve was made; `RENEWED` if it is to be made anew."""
 
     def note(self, proposed: int, accepted: int) -> None:
         """A draft of `proposed` ids was verified; the first `accepted` of them stood."""
@@ -38,15 +37,15 @@ class Survival:
                 self._stood.append(0.0)
             self._reached[depth] = FORGET * self._reached[depth] + 1
             self._stood[depth] = FORGET * self._stood[depth] + (depth < accepted)
-        self._is_new = True
+        self._noted += 1 if self._reached[0] > RENEWED else RENEWED
 
     def expected(self, proposed: int) -> float:
         """How many of so many ids stand on average, by the last `curve` that was asked for."""
-        return self._sums_J[min(proposed, len(self._sums_J) - 1)]
+        return self._sums[min(proposed, len(self._sums) - 1)]
 
-    def curve(self, length: int) -> NDArray[np.float64]:
+    def curve(self, length: int) -> list[float]:
         """How often at least the first j + 1 ids stand, j below `length`. A depth that is not known is like the one before."""
-        if self._is_new or len(self._curve_J) != length:
+        if self._noted >= RENEWED or len(self._curve) != length:
             share, survival, curve = PRIOR, 1.0, list[float]()
             for depth in range(length):
                 if depth < len(self._reached):
@@ -54,8 +53,8 @@ class Survival:
                     share = (stood + PRIOR_WEIGHT * share) / (reached + PRIOR_WEIGHT)
                 survival *= share
                 curve.append(survival)
-            self._curve_J, self._sums_J, self._is_new = np.array(curve), list(accumulate(curve, initial=0.0)), False
-        return self._curve_J
+            self._curve, self._sums, self._noted = curve, list(accumulate(curve, initial=0.0)), 0
+        return self._curve
 
 
 class Own:

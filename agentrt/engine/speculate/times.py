@@ -1,4 +1,4 @@
-"""What steps take: plain ones by their requests, and what drafted rows add to them. Pure; it is told what was measured.
+"""What steps take: plain ones by their requests, and what rows of prompts and of drafts add. Pure; told what was measured.
 
 The two are apart because rows of one sequence share what they attend, so four drafted rows cost less than four requests do.
 What drafted rows add has all of it: the rows, their part of sampling, and taking back what did not stand.
@@ -22,8 +22,6 @@ KEPT = 0.98
 """Of what is known of a line, at each measurement."""
 NOTHING = 0.1
 """What it counts that nothing takes no time, in measurements."""
-MOST = float(1 << 20)
-"""A count that none is above."""
 RENEWED = 8
 """Measurements of one count after which the curve is made anew."""
 OUTLIER = 3.0
@@ -71,6 +69,11 @@ class Curve:
         """Of about so many, as it was measured; infinite if it was not. Cheaper than `of`."""
         point = self._measured.get(_half_octave(count))
         return point.mean_seconds if point else inf
+
+    def about(self, count: int) -> float:
+        """`measured`, or else `of`."""
+        seconds = self.measured(count)
+        return seconds if seconds < inf else self.of(count)
 
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Counts, ascending, and their seconds."""
@@ -145,15 +148,11 @@ class Line:
 
     def of(self, count: float) -> float:
         """Of so many; 0 of none."""
-        always, each = self._parts()
+        always, each = self.parts()
         return always + each * count if count else 0.0
 
-    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """As a `Curve`'s."""
-        always, each = self._parts()
-        return np.array([0.0, 1.0, MOST]), np.array([0.0, always + each, always + MOST * each])
-
-    def _parts(self) -> tuple[float, float]:
+    def parts(self) -> tuple[float, float]:
+        """What any take at all, and what each takes."""
         spread = self._nn * self._weight - self._n * self._n
         each = (self._nt * self._weight - self._n * self._t) / spread if spread else 0.0
         always = (self._t - each * self._n) / self._weight
@@ -165,24 +164,29 @@ class Line:
 
 
 class StepTimes:
-    """Of an engine's steps that only decode."""
+    """Of an engine's steps in which something decodes."""
 
     def __init__(self) -> None:
         self.plain = Curve()
-        """By requests, without drafts."""
+        """By requests that decode, without drafts and prompts."""
+        self.prompts = Line()
+        """By rows of prompts: what they add. Where turns are short most steps have some."""
         self.drafted = Line()
         """By drafted rows of all requests together: what they add."""
 
     @property
     def is_known(self) -> bool:
-        """Both have been measured."""
+        """What drafts add to a step, and what there is without them."""
         return self.plain.is_known and self.drafted.is_known
 
-    def note(self, requests: int, drafted: int, seconds: float) -> None:
-        """A step took so long. What drafts add is known only once plain steps are."""
-        if not drafted:
+    def note(self, requests: int, drafted: int, seconds: float, prompt_rows: int = 0) -> None:
+        """A step took so long, in which so many requests decoded. What rows add is known only once what they add to is."""
+        if not drafted and not prompt_rows:
             self.plain.note(requests, min(seconds, OUTLIER * self.plain.measured(requests)))
-        elif self.plain.is_known:
-            plain = self.plain.of(requests)
-            most = OUTLIER * (plain + self.drafted.of(drafted)) if self.drafted.is_known else inf
-            self.drafted.note(drafted, min(seconds, most) - plain)
+            return
+        added, beside = (self.drafted, self.prompts.of(prompt_rows)) if drafted else (self.prompts, 0.0)
+        if self.plain.is_known and (not drafted or not prompt_rows or self.prompts.is_known):
+            beside += self.plain.about(requests)
+            rows = drafted or prompt_rows
+            most = OUTLIER * (beside + added.of(rows)) if added.is_known else inf
+            added.note(rows, min(seconds, most) - beside)

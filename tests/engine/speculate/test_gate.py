@@ -1,5 +1,6 @@
 """The gate: how many drafted ids pay, from step times and past acceptances."""
 
+import itertools
 import random
 
 import numpy as np
@@ -61,8 +62,8 @@ def test_a_line_is_something_at_all_and_as_much_for_each() -> None:
         found.note(4, 2.0)
         found.note(8, 3.0)
     assert [found.of(count) for count in (0, 4, 8, 12)] == pytest.approx([0, 2, 3, 4], abs=0.05)
-    counts, seconds = found.curve()
-    assert np.interp([4, 12], counts, seconds) == pytest.approx([found.of(4), found.of(12)])
+    always, each = found.parts()
+    assert [always + 4 * each, always + 12 * each] == pytest.approx([found.of(4), found.of(12)])
 
 
 @pytest.mark.parametrize(
@@ -87,6 +88,22 @@ def test_what_drafts_add_is_what_a_step_takes_beside_a_plain_one() -> None:
     assert (found.plain.of(4), found.drafted.of(8)) == (10, 3)
     found.note(4, 8, 1000.0)  # the machine did something else: counts as three times what was expected
     assert found.drafted.of(8) == pytest.approx((0.98 * 3 + 39 - 10) / 1.98, rel=0.01)
+
+
+def test_steps_with_prompts_teach_what_drafts_add_too() -> None:
+    found = StepTimes()
+    found.note(4, 0, 15.0, 10)
+    assert not found.prompts.is_known  # no plain step was seen
+    found.note(4, 0, 10.0)
+    found.note(4, 8, 13.0, 20)
+    assert not found.drafted.is_known  # nor one with prompts alone
+    for _ in range(100):
+        found.note(4, 0, 12.0, 10)
+        found.note(4, 0, 14.0, 20)
+    for _ in range(2):
+        found.note(4, 8, 17.0, 20)
+    assert found.prompts.of(20) == pytest.approx(4, abs=0.02)
+    assert found.drafted.of(8) == pytest.approx(3, abs=0.3)
 
 
 def test_survival_is_by_depth() -> None:
@@ -212,16 +229,19 @@ def test_looks_in_vain_cost_a_hundredth_of_the_time() -> None:
 
 
 def test_a_shut_gate_verifies_some_now_and_then() -> None:
-    """One id more doubles the time, so it is shut; each probe is two ids of each draft."""
+    """One id more doubles the time, so it is shut; each probe is two ids of each draft, and they become rare."""
     gate = Gate()
     gate.times = times({1: 1.0}, {1: 1.0})
     found = []
-    for _ in range(4 * PROBE_EVERY + 1):
+    for step in range(4 * PROBE_EVERY + 1):
         gate.begin()
-        if gate.wakes():
-            found.append(gate.choose([8], powers(0.5)))
+        lengths = gate.choose([8], powers(0.5)) if gate.wakes() else [0]
+        if lengths != [0]:
+            assert lengths == [PROBE_LENGTH]
+            found.append(step)
         gate.note_step(1, 0, 1.0)
-    assert [lengths for lengths in found if lengths != [0]] == [[PROBE_LENGTH]] * 4
+    apart = [after - before for before, after in itertools.pairwise(found)]
+    assert apart == [4, 8, 16, 32, 64, 128, 256, 512, 512, 512]
 
 
 def test_an_open_gate_measures_plain_steps_too() -> None:

@@ -171,6 +171,21 @@ def test_drafts_come_from_what_was_said() -> None:
     assert found.verifications >= sequence.verifications == 5  # 1 + 4 x 9 + 3
 
 
+def test_a_shut_gate_learns_what_drafts_would_be_worth() -> None:
+    """Nothing is verified, and two of two texts that agree are seen to go on alike."""
+    core = make_core()
+    assert core.speculator is not None
+    core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
+    core.speculator.gate.choose = lambda limits, rates, modelled=(): [0] * len(limits)  # type: ignore[method-assign]
+    for _ in range(2):
+        submit(core, prompt(1), max_tokens=40)
+        drain(core)
+    assert core.statistics(0).verifications == 0
+    curves = [kind.curve(4) for name, kind in core.speculator.gate.kinds.items() if "one match" in name]
+    assert max(float(curve_J[-1]) for curve_J in curves) > 0.7  # 0.7 ** 4 is what is assumed before
+    assert not core.speculator._shadow._drafts
+
+
 def test_rejected_drafts_are_never_cached() -> None:
     """What the prefix cache holds is what was committed: another request finds exactly that."""
     core = make_core()
