@@ -50,7 +50,7 @@ from agentrt_tools.calculator import evaluate
 
 Work = Callable[[EngineCore, int], Generator[None, None, list[list[int]]]]
 """Runs piece n on an engine, a step at a time; the ids of each conversation."""
-SLICE = 0.1
+SLICE = 0.02
 """Seconds that an engine works before the other has its turn."""
 
 
