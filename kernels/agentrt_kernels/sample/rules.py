@@ -47,6 +47,10 @@ class Rule(NamedTuple):
         return self.temperature < GREEDY_BELOW
 
 
+EDITS = Rule._fields.index("edits")
+"""The numbers come before it."""
+
+
 class Rules(NamedTuple):
     """The rules of B rows as arrays; row b's edits are the entries `[starts[b], starts[b + 1])`."""
 
@@ -65,27 +69,26 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, rules: Sequence[Rule]) -> "Rules":
-        """The batch of these rows."""
-
-        def column(name: str) -> NDArray[np.float64]:
-            return np.array([getattr(rule, name) for rule in rules], dtype=np.float64)
-
-        edits = [rule.edits for rule in rules] or [NO_EDITS]
-        starts = np.zeros(len(rules) + 1, dtype=np.int64)
-        np.cumsum([len(rule.edits.ids_E) for rule in rules], out=starts[1:])
+        """The batch of these rows. Made in every step, so in few calls: after a step of a model each of them is slow."""
+        numbers = np.array([rule[:EDITS] for rule in rules], dtype=np.float64).reshape(-1, EDITS)
+        temperature_B, top_k_B, top_p_B, min_p_B, repetition_B, presence_B, frequency_B = np.ascontiguousarray(
+            numbers.T
+        )
+        starts, edited = np.zeros(len(rules) + 1, dtype=np.int64), [rule.edits for rule in rules]
+        edits = NO_EDITS
+        if any(some is not NO_EDITS for some in edited):
+            np.cumsum([len(some.ids_E) for some in edited], out=starts[1:])
+            edits = Edits(*map(np.concatenate, zip(*edited, strict=True)))
         return cls(
-            temperature_B=column("temperature"),
-            top_k_B=column("top_k").astype(np.int64),
-            top_p_B=column("top_p"),
-            min_p_B=column("min_p"),
-            repetition_penalty_B=column("repetition_penalty"),
-            presence_penalty_B=column("presence_penalty"),
-            frequency_penalty_B=column("frequency_penalty"),
-            starts=starts,
-            ids_E=np.concatenate([some.ids_E for some in edits]),
-            bias_E=np.concatenate([some.bias_E for some in edits]),
-            counts_E=np.concatenate([some.counts_E for some in edits]),
-            seen_E=np.concatenate([some.seen_E for some in edits]),
+            temperature_B,
+            top_k_B.astype(np.int64),
+            top_p_B,
+            min_p_B,
+            repetition_B,
+            presence_B,
+            frequency_B,
+            starts,
+            *edits,
         )
 
     def row(self, index: int) -> Rule:
