@@ -66,7 +66,7 @@ def make_core(policy: PreTrainedModel, trainer: DraftTrainer | None = None) -> E
     if core.speculator:
         core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
         core.speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
-        core.speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
+        core.speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
         core.speculator.memory.add = lambda *texts, **more: None  # type: ignore[method-assign]  # nothing from text
     return core
 

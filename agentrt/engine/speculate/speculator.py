@@ -23,7 +23,7 @@ from agentrt.engine.speculate.freshness import Freshness
 from agentrt.engine.speculate.gate import Gate
 from agentrt.engine.speculate.shadow import Shadow
 from agentrt.engine.speculate.suffix import LONGEST, Found, Memory
-from agentrt.engine.speculate.survival import Own
+from agentrt.engine.speculate.survival import Own, Standing
 from agentrt.engine.speculate.trial import Trial
 
 TEXT = "text"
@@ -47,6 +47,7 @@ class Speculator:
         """Of the draft model, too."""
         self._own: dict[Sequence, dict[str, Own]] = {}
         """How the drafts of each request fare, those from text and those of the model."""
+        self._standings: dict[Sequence, Standing] = {}
         self._shadow = Shadow()
         """Of drafts from text."""
         if drafter:
@@ -57,7 +58,7 @@ class Speculator:
         """Remember what a conversation heard since its last turn: a prompt, or what a tool gave."""
         tokens, end = sequence.tokens, sequence.context_tokens
         if not sequence.num_scored:
-            self._own[sequence] = defaultdict(Own)
+            self._own[sequence], self._standings[sequence] = defaultdict(Own), Standing()
             last_sampled = tokens.mask[:end].tobytes().rfind(b"\1")
             self.memory.add(tokens.token_ids[:end], last_sampled + 1, once=True)
             if self.drafter and self.trial.is_on:
@@ -85,7 +86,7 @@ class Speculator:
             self.drafter.left(sequence)
         if sequence in self._own:
             self._settle(sequence, is_over=True)
-            del self._own[sequence]
+            del self._own[sequence], self._standings[sequence]
             self.memory.add(sequence.tokens.token_ids, sequence.context_tokens)
 
     def closed(self, lease: Lease) -> None:
@@ -177,7 +178,7 @@ class Speculator:
         survivals_SJ = self._survivals(decoding, TEXT, [draft.kind for draft in drafts])
         followed = [slot for slot, one in enumerate(decoding) if self.drafter and self.drafter.follows(one)]
         if self.drafter is None or not followed:
-            return self.gate.choose(limits, survivals_SJ), []
+            return self.gate.choose(limits, survivals_SJ, (), self._standing(decoding, limits, survivals_SJ)), []
         kind = self.drafter.model.kind
         mixed, mixed_SJ, modelled = list(limits), survivals_SJ.copy(), []
         by_model_SJ = self._survivals(decoding, kind, [kind] * len(decoding))
@@ -186,10 +187,17 @@ class Speculator:
             if by_model_SJ[slot, :limit].sum() > survivals_SJ[slot, : limits[slot]].sum():
                 modelled.append(slot)
                 mixed[slot], mixed_SJ[slot] = limit, by_model_SJ[slot]
-        lengths = self.gate.choose(mixed, mixed_SJ, modelled)
+        standings = self._standing(decoding, mixed, mixed_SJ)
+        lengths = self.gate.choose(mixed, mixed_SJ, modelled, standings)
         if any(lengths[slot] for slot in modelled) or not modelled:
             return lengths, modelled
-        return self.gate.choose(limits, survivals_SJ), []
+        return self.gate.choose(limits, survivals_SJ, (), standings), []
+
+    def _standing(self, sequences: List[Sequence], limits: List[int], survivals_SJ: NDArray[np.float64]) -> list[float]:
+        """What drafts of each are worth on average, these ones included."""
+        promised = [sum(row[:limit]) for row, limit in zip(survivals_SJ.tolist(), limits, strict=True)]
+        mean = sum(promised) / len(promised)
+        return [self._standings[one].note(ids, mean) for one, ids in zip(sequences, promised, strict=True)]
 
     def _survivals(self, sequences: List[Sequence], source: str, kinds: List[str]) -> NDArray[np.float64]:
         """How often the first j + 1 ids of a draft of each stand, j up to the longest draft; 0 where there is none."""

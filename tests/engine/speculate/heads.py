@@ -106,5 +106,5 @@ def keep_open(core: EngineCore) -> None:
     if core.speculator:
         core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
         core.speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
-        core.speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
+        core.speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
         core.speculator._from_text = lambda sequences: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]

@@ -36,7 +36,7 @@ def keep_open(core: EngineCore) -> None:
     """Verify every draft whole, whatever it costs: rows of the toy model are dear."""
     assert core.speculator is not None
     core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
-    core.speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
+    core.speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
 
 
 def propose_with(core: EngineCore, proposer: Proposer) -> None:
@@ -176,7 +176,7 @@ def test_a_shut_gate_learns_what_drafts_would_be_worth() -> None:
     core = make_core()
     assert core.speculator is not None
     core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
-    core.speculator.gate.choose = lambda limits, rates, modelled=(): [0] * len(limits)  # type: ignore[method-assign]
+    core.speculator.gate.choose = lambda limits, *_: [0] * len(limits)  # type: ignore[method-assign]
     for _ in range(2):
         submit(core, prompt(1), max_tokens=40)
         drain(core)
