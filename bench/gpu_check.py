@@ -55,15 +55,16 @@ def measure_peaks() -> Peaks:
 
 
 def kernel_tests(_: Peaks) -> Iterator[Line]:
-    """The kernels' tests on the device; in a dry run one file of them."""
+    """The kernels' tests on the device, and weights from another process's memory there; in a dry run one file."""
     files = sorted(str(path) for path in (ROOT / "tests" / "kernels").glob("test_launched_*.py"))
+    files.append(str(ROOT / "tests" / "engine" / "test_device_weights.py"))
     files = [path for path in files if "swap" in path] if DRY else files
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TESTS_SECONDS, check=False)
     print(done.stdout[-4000:], done.stderr[-1000:])
     said = done.stdout.strip().splitlines()
     yield Line(
-        "kernel tests on the device", said[-1].strip("= ") if said else "failed: pytest said nothing", "all pass"
+        "tests of kernels and CUDA IPC", said[-1].strip("= ") if said else "failed: pytest said nothing", "all pass"
     )
 
 

@@ -162,6 +162,33 @@ class SharedWeights(msgspec.Struct, frozen=True):
     """For each tensor the numpy dtype, the shape, and the byte at which it starts."""
 
 
+class DeviceTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """A tensor in the GPU memory of another process, as `torch.multiprocessing` tells it.
+
+    Stride and offset count elements, all else bytes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    device: str
+    """The GPU's UUID."""
+    handle: bytes
+    storage_bytes: int
+    storage_start: int
+    counter: bytes
+    counter_start: int
+    event: bytes
+    waits_for_event: bool
+
+
+class DeviceWeights(msgspec.Struct, frozen=True):
+    """Weights that another process on this machine holds on a GPU that both see; the engine copies them and keeps no hold."""
+
+    tensors: dict[str, DeviceTensor]
+
+
 class BroadcastWeights(msgspec.Struct, frozen=True):
     """Weights that rank `source` of a torch.distributed process group sends; this process is in the default group.
 
@@ -172,8 +199,8 @@ class BroadcastWeights(msgspec.Struct, frozen=True):
     timeout_seconds: float = 60.0
 
 
-WeightSource = Mapping[str, Any] | Path | SharedWeights | BroadcastWeights
-"""Where new weights come from: tensors by name in this process, a folder of safetensors, or one of the two above."""
+WeightSource = Mapping[str, Any] | Path | SharedWeights | DeviceWeights | BroadcastWeights
+"""Where new weights come from: tensors by name in this process, a folder of safetensors, or one of the three above."""
 
 
 class UpdateReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentrt.core.errors import WeightsError
-from agentrt.core.protocol import BroadcastWeights, SharedWeights, WeightSource
+from agentrt.core.protocol import BroadcastWeights, DeviceWeights, SharedWeights, WeightSource
+from agentrt.engine.device_weights import from_device
 
 BUCKET_ELEMENTS = 2**24
 """Tensors are broadcast together up to this many elements, 64 MiB."""
@@ -115,6 +116,8 @@ def _staged(source: WeightSource, shapes: Shapes, stage: Stage) -> Install:
             weights = _from_folder(source)
         case SharedWeights():
             weights = _from_memory(source)
+        case DeviceWeights():
+            weights = from_device(source)
         case Mapping():
             weights = {name: tensor.detach() for name, tensor in source.items()}
         case _:

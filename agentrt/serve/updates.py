@@ -1,4 +1,4 @@
-"""New weights for a server: POST /weights, from a folder that it can read or from shared memory of its machine.
+"""New weights for a server: POST /weights, from a folder that it can read, or from shared memory or a GPU of its machine.
 
 {"version": 3, "folder": "step-3"}        the answer, when requests go on with them: how the update went
 """
@@ -8,16 +8,17 @@ from pathlib import Path
 import msgspec
 
 from agentrt.core.errors import WeightsError
-from agentrt.core.protocol import Engine, SharedWeights, UpdateMode, UpdateReport, WeightSource
+from agentrt.core.protocol import DeviceWeights, Engine, SharedWeights, UpdateMode, UpdateReport, WeightSource
 from agentrt.serve.requests import BadRequest
 
 
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body. One of `folder`, of safetensors, and `memory`."""
+    """The body. One of `folder`, of safetensors, `memory` and `device_memory`."""
 
     version: int
     folder: str = ""
     memory: SharedWeights | None = None
+    device_memory: DeviceWeights | None = None
     mode: UpdateMode = "recompute"
 
 
@@ -35,10 +36,11 @@ class Updates:
             raise BadRequest(str(error)) from error
 
     def _source(self, update: Update) -> WeightSource:
-        if bool(update.folder) == (update.memory is not None):
-            raise BadRequest("give one of folder and memory", param="folder")
-        if update.memory is not None:
-            return update.memory
+        memory = update.memory or update.device_memory
+        if sum(map(bool, (update.folder, update.memory, update.device_memory))) != 1:
+            raise BadRequest("give one of folder, memory and device_memory", param="folder")
+        if memory is not None:
+            return memory
         folder = (self._root / update.folder).resolve()
         if not folder.is_relative_to(self._root):
             raise BadRequest(f"the folder is outside of {self._root}, from which alone weights come", param="folder")

@@ -24,6 +24,7 @@ from agentrt.core import clock, seeds
 from agentrt.core.errors import EngineFailure, InvalidToken, RequestError, UsageError, WeightsError
 from agentrt.core.protocol import (
     Completion,
+    DeviceWeights,
     EngineInfo,
     EngineStatistics,
     FinishReason,
@@ -445,6 +446,8 @@ def described(source: WeightSource) -> Iterator[dict[str, Any]]:
             yield {"folder": str(source.resolve())}
         case SharedWeights():
             yield {"memory": msgspec.to_builtins(source)}
+        case DeviceWeights():
+            yield {"device_memory": msgspec.to_builtins(source)}
         case Mapping():
             from agentrt.engine.weights import shared_weights  # here, because it imports torch
 
