@@ -25,7 +25,7 @@ import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -74,10 +74,10 @@ CLOCK: list[Callable[[], float]] = [time.perf_counter]
 """The last one is taken by the engines, whose gates weigh step times."""
 
 
-def engine(name: str, speculate: str, draft: str = "") -> EngineCore:
-    """An engine's core over a model, with a draft head if it is to speculate."""
+def engine(name: str, speculate: str, draft: str = "", **more: Any) -> EngineCore:
+    """An engine's core over a model, with a draft head if it is to speculate; `more` are keys of `EngineSpec`."""
     model, tokenizer, _ = loaded(name)
-    spec = EngineSpec(kv_tokens=16_384, speculate="auto" if speculate == "on" else "off")
+    spec = EngineSpec(kv_tokens=16_384, speculate="auto" if speculate == "on" else "off", **more)
     runner, vocab_size = ModelRunner(model.decoder, spec), min(tokenizer.vocab_size, model.decoder.vocab_size)
     drafter = None
     if draft and speculate == "on":

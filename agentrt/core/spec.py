@@ -166,6 +166,8 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     kv: KVPrecision = "auto"
     """In what the CPU keeps KV. `auto` rounds nothing. `fp16` takes half the room and makes batches faster; a request whose
     keys or values exceed 65504 fails. `int8` takes a fourth, rounds each head's keys and values, and costs time."""
+    attention: Literal["auto", "flashinfer"] = "auto"
+    """On a GPU, whose attention serves steps with prompt chunks: ours, or FlashInfer's (extra `flashinfer`)."""
     speculate: Literal["off", "auto"] = "off"
     """Whether ids are proposed and several verified in one step; with auto wherever that was measured to pay."""
     draft: str = ""
@@ -174,9 +176,12 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """How a draft is judged. All are exact; with `coupled` the text is the same as without speculation."""
     draft_length: int = 8
     """Ids that are proposed at a time, at most."""
+    draft_branches: int = 1
+    """Ways that a draft may go on from one id, where texts disagree or a draft model has a second choice. A draft does not
+    become longer by it: it takes what is likeliest to stand of all its branches."""
 
     def __post_init__(self) -> None:
-        for name in ("engines", "page_size", "max_batch", "step_tokens", "draft_length"):
+        for name in ("engines", "page_size", "max_batch", "step_tokens", "draft_length", "draft_branches"):
             if getattr(self, name) < 1:
                 raise ValueError(f"engine.{name} must be above 0, not {getattr(self, name)}")
         if self.kv_tokens != "auto" and self.kv_tokens < 1:
@@ -192,6 +197,10 @@ class EngineSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         if self.pool_tokens < self.page_size:
             raise ValueError(
                 f"engine.kv_tokens ({self.pool_tokens}) holds not even one page of {self.page_size} tokens"
+            )
+        if self.draft_branches > 1 and self.verifier == "block":
+            raise ValueError(
+                "engine.verifier=block judges drafts of one branch; set engine.draft_branches to 1, or take coupled"
             )
         if self.step_tokens < self.max_batch:
             raise ValueError(

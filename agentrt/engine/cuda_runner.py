@@ -7,6 +7,7 @@ short beside the work. Logits stay on the device; the sampler reads what it draw
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,14 +22,15 @@ from agentrt.engine.batch import Batch
 from agentrt.engine.kv.copier import Mover
 from agentrt.engine.kv.cuda_mover import CudaMover
 from agentrt.engine.model.causal import CausalModel
-from agentrt.engine.model.decoder import PagedKV
+from agentrt.engine.model.decoder import Decoder, PagedKV, Twins
 from agentrt.engine.model.tensors import overwrite
-from agentrt.engine.runner import ModelRunner, features_of, side_by_side
+from agentrt.engine.runner import ModelRunner, features_of, side_by_side, twins_of
 from agentrt.engine.weights import Install
+from agentrt_kernels.paged_attention.flashinfer import FlashInfer, FlashPlan
 from agentrt_kernels.paged_attention.launch import DevicePlan, lanes_of, tile_rows, to_device
 from agentrt_kernels.paged_attention.plan import DECODE_KEYS, Plan, plan_attention
 
-DRAFTS = 8
+DRAFTS = 16
 """Rows of one sequence up to which a step counts as decodes."""
 
 Ints = NDArray[np.int64] | NDArray[np.int32]
@@ -41,11 +43,13 @@ class Shape(NamedTuple):
 
     rows: int
     sequences: int
+    """Page tables: those of branches too."""
     places: int
     items: int
     parts: int
     slots: int
     lanes: int
+    twins: int = 0
     taps: tuple[int, ...] = ()
     """After which numbers of layers hidden states are kept."""
 
@@ -60,6 +64,8 @@ class Inputs(NamedTuple):
     out_rows_M: Ints
     items_I5: Ints
     slots_NC: Ints
+    twin_rows_W: Ints
+    twin_tables_W: Ints
 
 
 class CudaRunner(ModelRunner):
@@ -68,11 +74,15 @@ class CudaRunner(ModelRunner):
     SPARE_PAGES = 1
 
     def __init__(self, decoder: CausalModel, spec: EngineSpec) -> None:
-        """`UsageError` if the page size does not fit the kernels. Whether the pages fit is for the caller to see."""
+        """`UsageError` if the page size does not fit the kernels, or FlashInfer is asked for and cannot serve.
+
+        Whether the pages fit is for the caller to see.
+        """
         if DECODE_KEYS % spec.page_size:
             raise UsageError(
                 f"engine.page_size must divide {DECODE_KEYS} on a GPU, but it is {spec.page_size}; take 16"
             )
+        self._flash = _flash(decoder, spec) if spec.attention == "flashinfer" else None
         self._graphs: dict[Shape, _Graph] = {}
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs, as one runs at a time
         self._staging = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call]
@@ -120,11 +130,17 @@ class CudaRunner(ModelRunner):
         ids_N, positions_N, table_of_N, tables_GSP, rows_M = (
             torch.from_numpy(array).to(device, non_blocking=True) for array in batch[:5]
         )
-        device_plan = to_device(plan, self.decoder.query_group, device)
+        device_plan = to_device(plan, self.decoder.query_group, device) if self._flash is None else self._flashed(batch)
         logits_MV = self.decoder.forward(
-            ids_N, positions_N, table_of_N, tables_GSP, self._kv, rows_M, device_plan, taps=taps
-        )
+            ids_N, positions_N, table_of_N, tables_GSP, self._kv, rows_M, device_plan, taps=taps,
+            twins=twins_of(batch, device),
+        )  # fmt: skip
         return logits_MV, taps
+
+    def _flashed(self, batch: Batch) -> FlashPlan:
+        decoder, layouts = self.decoder, [layout for _, layout in self._kv]
+        assert self._flash is not None
+        return self._flash.plan(*batch[1:4], decoder.windows, layouts, decoder.query_group, decoder.dtype)
 
     def _replay(self, batch: Batch, plan: Plan) -> tuple[Tensor, Taps]:
         shape = shape_of(batch, plan, self.decoder.query_group)._replace(taps=self.taps)
@@ -141,16 +157,19 @@ class _Graph:
     def __init__(self, decoder: CausalModel, kv: Sequence[PagedKV], inputs: Inputs, shape: Shape, memory: Any) -> None:
         self._host = [torch.from_numpy(array).pin_memory() for array in inputs]
         self._device = [tensor.to(decoder.device) for tensor in self._host]
-        ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC = self._device
+        ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC, *twins = self._device
         plan = DevicePlan(items_I5, slots_NC, shape.slots, shape.lanes)
         self.taps: Taps = dict.fromkeys(shape.taps)
         """The hidden states of all rows, overwritten as the logits are."""
-        arrays = (ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan)
-        decoder.forward(*arrays, taps=self.taps)  # compiles, which a capture cannot
+        forward = partial(
+            decoder.forward, ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan, taps=self.taps,
+            twins=Twins(*twins) if shape.twins else None,
+        )  # fmt: skip
+        forward()  # compiles, which a capture cannot
         self._graph = torch.cuda.CUDAGraph()
         # The threads that copy pages and stage weights use the device meanwhile; only this one may not.
         with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._logits_MV = decoder.forward(*arrays, taps=self.taps)
+            self._logits_MV = forward()
 
     def replay(self, inputs: Inputs) -> Tensor:
         """The logits of all rows, those that were added last; they are overwritten by the next replay.
@@ -164,6 +183,17 @@ class _Graph:
         return self._logits_MV
 
 
+def _flash(decoder: CausalModel, spec: EngineSpec) -> FlashInfer:
+    if not isinstance(decoder, Decoder) or decoder.page_layouts(spec.page_size)[0].parts == 1:
+        raise UsageError("engine.attention=flashinfer is for models of our own decoder without latents; take auto")
+    try:
+        return FlashInfer(decoder.device)
+    except ImportError as error:
+        raise UsageError(
+            f"engine.attention=flashinfer needs FlashInfer ({error}): pip install 'agentrt[flashinfer]', or take auto"
+        ) from error
+
+
 def is_graphed(batch: Batch) -> bool:
     """Whether all rows are read and no sequence has many."""
     return len(batch.out_rows_M) == len(batch.positions_N) and int(np.bincount(batch.table_of_N).max()) <= DRAFTS
@@ -173,14 +203,19 @@ def shape_of(batch: Batch, plan: Plan, lanes_a_row: int) -> Shape:
     """The least shape that holds a step of decodes, with a table for rows that are added."""
     _, sequences, places = batch.tables_GSP.shape
     rows = _power_of_two(len(batch.positions_N))
-    sequences = _power_of_two(sequences + (rows > len(batch.positions_N)))
+    twins = _power_of_two(len(batch.twin_rows_W)) if len(batch.twin_rows_W) else 0
+    is_padded = rows > len(batch.positions_N) or twins > len(batch.twin_rows_W)
+    sequences = _power_of_two(sequences + is_padded)
     places, items, parts = map(_power_of_two, (places, len(plan.items_I5), plan.slots_NC.shape[1]))
     slots = _power_of_two(plan.num_slots) if plan.num_slots else 0
-    return Shape(rows, sequences, places, items, parts, slots, lanes_of(plan, lanes_a_row))
+    return Shape(rows, sequences, places, items, parts, slots, lanes_of(plan, lanes_a_row), twins)
 
 
 def pad(batch: Batch, plan: Plan, shape: Shape, spare_pages: Sequence[int]) -> Inputs:
-    """The arrays of a step of decodes in a graph's shape. Rows that were added are at position 0 of the spare pages."""
+    """The arrays of a step of decodes in a graph's shape. Rows that were added are at position 0 of the spare pages.
+
+    Twins that were added write the first row there, wherever it is.
+    """
     tables_GSP = np.empty((len(spare_pages), shape.sequences, shape.places), dtype=np.int32)
     tables_GSP[:] = np.array(spare_pages, dtype=np.int32)[:, None, None]
     _, sequences, places = batch.tables_GSP.shape
@@ -193,6 +228,8 @@ def pad(batch: Batch, plan: Plan, shape: Shape, spare_pages: Sequence[int]) -> I
         _padded(batch.out_rows_M, (shape.rows,), 0),
         _padded(plan.items_I5, (shape.items, 5), 0),  # an item of no rows is left at once
         _padded(plan.slots_NC, (shape.rows, shape.parts), -1),
+        _padded(batch.twin_rows_W, (shape.twins,), 0),
+        _padded(batch.twin_tables_W, (shape.twins,), shape.sequences - 1),
     )
 
 

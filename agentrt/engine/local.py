@@ -68,6 +68,8 @@ def _vocab_size(tokenizer: Tokenizer, decoder: CausalModel) -> int:
 
 def _runner(decoder: CausalModel, spec: EngineSpec) -> ModelRunner:
     if decoder.device.type != "cuda":
+        if spec.attention != "auto":
+            raise UsageError(f"engine.attention={spec.attention} needs a GPU (engine.device=cuda); leave it out")
         return ModelRunner(decoder, spec)
     from agentrt.engine.cuda_runner import CudaRunner  # Triton, which a machine without a GPU need not have
 

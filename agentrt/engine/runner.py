@@ -17,7 +17,7 @@ from agentrt.engine.kv.group import size_groups, size_host
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.tiers import Host, no_host
 from agentrt.engine.model.causal import CausalModel
-from agentrt.engine.model.decoder import PagedKV
+from agentrt.engine.model.decoder import PagedKV, Twins
 from agentrt.engine.model.experts import held_type
 from agentrt.engine.sampler import Logits
 from agentrt.engine.weights import Install, staged
@@ -53,8 +53,9 @@ class ModelRunner:
             torch.from_numpy(array).to(self.decoder.device) for array in batch[:5]
         )
         logits_MV = self.decoder.forward(
-            token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M, taps=taps
-        )
+            token_ids_N, positions_N, table_of_N, tables_GSP, self._kv, out_rows_M, taps=taps,
+            twins=twins_of(batch, self.decoder.device),
+        )  # fmt: skip
         self.features_NF = features_of(taps, batch) if taps else None
         return self.handed_out(logits_MV)
 
@@ -137,7 +138,7 @@ class ModelRunner:
 
 
 def side_by_side(batch: Batch) -> Batch:
-    """The same rows, those of sequences that share pages next to one another, in whatever tree they share them.
+    """The same rows, those of tables that share pages next to one another, in whatever tree they share them.
 
     The order of rows changes no bit; attention reads a page once for neighbours that share it.
     """
@@ -150,11 +151,20 @@ def side_by_side(batch: Batch) -> Batch:
     return batch._replace(
         token_ids_N=batch.token_ids_N[order_N], positions_N=batch.positions_N[order_N],
         table_of_N=batch.table_of_N[order_N], out_rows_M=place_N[batch.out_rows_M],
+        twin_rows_W=place_N[batch.twin_rows_W],
     )  # fmt: skip
 
 
+def twins_of(batch: Batch, device: torch.device) -> Twins | None:
+    """Those of a batch, on the device."""
+    if not len(batch.twin_rows_W):
+        return None
+    rows_W, tables_W = (torch.from_numpy(array).to(device, non_blocking=True) for array in batch[6:])
+    return Twins(rows_W, tables_W)
+
+
 def features_of(taps: Mapping[int, Tensor | None], batch: Batch) -> Tensor:
-    """Hidden states one beside the other, sequence by sequence again: `side_by_side` moves sequences whole.
+    """Hidden states one beside the other, table by table again: `side_by_side` moves the rows of a table together.
 
     Always a copy. Rows beyond those of the batch, which a padded step has, are left out.
     """

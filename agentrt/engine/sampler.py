@@ -53,16 +53,17 @@ def laws_of(readers: List[Sequence], vocab_size: int) -> Lawful:
     """The law at each row. Rows of one sequence are neighbours: after its last id, then after each id of its draft."""
     laws = Lawful([], [], [])
     for sequence, rows in groupby(readers):
-        count = sum(1 for _ in rows)
-        laws.positions.extend(range(len(sequence.tokens), len(sequence.tokens) + count))
+        draft, count = sequence.draft, sum(1 for _ in rows)
+        paths = [draft.path(row) for row in range(count)]
+        laws.positions.extend(len(sequence.tokens) + len(path) for path in paths)
         same = 1 if sequence.has_memory else count
-        for proposed in (None, *sequence.draft.ids)[::same]:
-            if proposed is not None:
-                sequence.suppose(proposed)
+        for path in paths[::same]:
+            for place in path:
+                sequence.suppose(draft.ids[place])
             rule, error = _rule(sequence, vocab_size)
+            sequence.retract()
             laws.rules.extend([rule] * same)
             laws.errors.extend([error] * same)
-        sequence.retract()
     return laws
 
 

@@ -28,6 +28,8 @@ class Demand(NamedTuple):
     group: str = ""
     drafted: int = 0
     """Ids of a draft to verify, of one that decodes."""
+    branch_pages: int = 0
+    """Pages for branches of the draft."""
     is_loading: bool = False
     """Its `computed` ids have their pages, but the copies to them are still under way: it computes nothing yet."""
 
@@ -127,7 +129,7 @@ def plan_step(
     alone = _after_crew(crew, capacity)
     left = _after(decodes, alone)
     if min(left.pages, left.rows) < 0 and any(demand.drafted for demand in decodes):  # drafts make way first
-        decodes = [demand._replace(drafted=0) for demand in decodes]
+        decodes = [demand._replace(drafted=0, branch_pages=0) for demand in decodes]
         left = _after(decodes, alone)
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
@@ -153,7 +155,7 @@ def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
     rows, pages = capacity.rows, capacity.pages
     for demand in decodes:
         rows -= capacity.cost(demand.computed, 1 + demand.drafted)
-        pages -= _pages_more(demand, 1 + demand.drafted, capacity)
+        pages -= _pages_more(demand, 1 + demand.drafted, capacity) + demand.branch_pages
     return capacity._replace(rows=rows, pages=pages)
 
 

@@ -138,7 +138,9 @@ class EngineCore:
         self.held: list[Sequence] = []
         """Requests that arrived while an update waits for those before them."""
         self.update: Update | None = None
-        self.speculator = Speculator(spec.draft_length, drafter, clock) if spec.speculate == "auto" else None
+        self.speculator = (
+            Speculator(spec.draft_length, spec.draft_branches, drafter, clock) if spec.speculate == "auto" else None
+        )
         self._totals = _Totals()
         self._lengths = Lengths()
         self._conversations = Conversations(Readiness(spec.order))
@@ -416,11 +418,13 @@ class EngineCore:
         self._queue(sequence)
 
     def _grow(self, work: Work) -> None:
-        """Pages for what is computed."""
+        """Pages for what is computed, and tables for the branches of drafts."""
         for sequence in work.decoding:
             self.cache.grow(sequence.lease, sequence.lease.computed + 1)
         for sequence, count in work.chunks:
             self.cache.grow(sequence.lease, sequence.lease.computed + count)
+            for copy in self.cache.branch(sequence.lease, _branches(sequence)):
+                self.runner.copy_page(copy)
             if not sequence.is_decoding:
                 self._totals.prefilled += count
 
@@ -446,7 +450,7 @@ class EngineCore:
         chunks = [*((sequence, 1) for sequence in work.decoding), *work.chunks]
         if self.speculator:
             self.speculator.computes(chunks)
-        batch = build_batch(chunks)
+        batch = build_batch(chunks, self.cache.page_size)
         logits_MV = self.runner.run(batch)
         if self.speculator:
             self.speculator.computed(chunks)
@@ -480,19 +484,22 @@ class EngineCore:
 
     def _commit_draft(self, sequence: Sequence, drawn: list[Drawn], logits_KV: Logits, rules: list[Rule]) -> None:
         """What follows an end id, a stop string or the last id of a turn is not committed, whoever agreed to it."""
-        before, proposed = len(sequence.tokens), sequence.draft.ids
+        before, draft, lease = len(sequence.tokens), sequence.draft, sequence.lease
         for one in committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size):
             if not sequence.is_finished:
                 self._append(sequence, one)
         ids = sequence.tokens.token_ids
-        self.cache.advance(sequence.lease, ids, max(len(ids) - before - 1, 0))
-        self.cache.trim(sequence.lease)
-        stood = sum(one == other for one, other in zip(ids[before:], proposed, strict=False))
+        stood, kept = draft.walk(ids[before:]), max(len(ids) - before - 1, 0)
+        if lease.branches:
+            last = stood[kept - 1] if kept else -1
+            self.cache.join(lease, next((n for n, branch in enumerate(draft.branches()) if last in branch.ids), 0))
+        self.cache.advance(lease, ids, kept)
+        self.cache.trim(lease)
         assert self.speculator is not None
         self.speculator.verified(sequence, stood)
         self._totals.verifications += 1
-        self._totals.drafted += len(proposed)
-        self._totals.accepted += stood
+        self._totals.drafted += len(draft.ids)
+        self._totals.accepted += len(stood)
 
     def _append(self, sequence: Sequence, drawn: Drawn) -> None:
         """Append one sampled id, or note why there is none."""
@@ -569,9 +576,13 @@ class EngineCore:
         group = "" if lease.anchor else sequence.group  # one that had its prompt already waits for nobody's
         is_loading = lease.job is not None and lease.is_running
         computed = lease.computed if lease.job is None else self.cache.arriving(lease)
-        return Demand(
-            slot, sequence.known, computed, len(lease.pages), growth, group, len(sequence.draft.ids), is_loading
+        branch_pages = sum(
+            self.cache.pages_for(stop) - start // self.cache.page_size for _, start, stop in _branches(sequence)
         )
+        return Demand(
+            slot, sequence.known, computed, len(lease.pages), growth, group, len(sequence.draft.ids), branch_pages,
+            is_loading,
+        )  # fmt: skip
 
     def _growth(self, sequence: Sequence) -> int:
         """Ids it may sample still, as far as turns show; all that its limit leaves, once it was preempted often."""
@@ -584,6 +595,17 @@ class EngineCore:
         return Capacity(
             spec.step_tokens, spec.max_batch, cache.pool.num_available, cache.page_size, self.runner.cost_per_key
         )
+
+
+def _branches(sequence: Sequence) -> list[tuple[int, int, int]]:
+    """Those of its draft beside the first, for `KVCache.branch`."""
+    if not sequence.draft.parents:
+        return []
+    first = sequence.lease.computed + 1
+    return [
+        (one.parent, first + len(one.above), first + len(one.above) + len(one.ids))
+        for one in sequence.draft.branches()[1:]
+    ]
 
 
 def _rank(sequence: Sequence) -> Rank:

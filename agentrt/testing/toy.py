@@ -63,11 +63,13 @@ class ToyRunner:
     def run(self, batch: Batch) -> NDArray[np.float32]:
         self.rows.append(len(batch.token_ids_N))
         tables_GNP = batch.tables_GSP[:, batch.table_of_N]
-        for kv, table_NP in zip(self._kv, tables_GNP, strict=True):
-            for token_id, position, table in zip(batch.token_ids_N, batch.positions_N, table_NP, strict=True):
-                page = table[position // self.page_size]
+        rows = [*range(len(batch.token_ids_N)), *batch.twin_rows_W]
+        for kv, table_SP in zip(self._kv, batch.tables_GSP, strict=True):
+            for row, table in zip(rows, [*batch.table_of_N, *batch.twin_tables_W], strict=True):
+                position = batch.positions_N[row]
+                page = table_SP[table, position // self.page_size]
                 assert page >= 0, "a row has no page"
-                kv[page, position % self.page_size] = token_id + (self.num_updates << UPDATE_BITS)
+                kv[page, position % self.page_size] = batch.token_ids_N[row] + (self.num_updates << UPDATE_BITS)
         prefixes = [self._read(tables_GNP[:, row], int(batch.positions_N[row]) + 1) for row in batch.out_rows_M]
         self.prefixes += prefixes
         return np.array([self._logits(prefix) for prefix in prefixes], dtype=np.float32)

@@ -1,6 +1,7 @@
 """The GPU's runner, as far as it can be had without one: its kernels by Triton's interpreter, its padding by their logits."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,18 @@ def test_logits_on_a_device_give_the_same_ids() -> None:
     for (ids, logprobs), (expected_ids, expected) in zip(found[1], found[0], strict=True):
         assert ids == expected_ids
         assert logprobs == pytest.approx(expected, abs=1e-6)
+
+
+def test_flashinfer_that_cannot_serve_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    spec = EngineSpec(attention="flashinfer")
+    with pytest.raises(UsageError, match="is for models of our own decoder without latents; take auto"):
+        cuda_runner.CudaRunner(None, spec)
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    config = load_config(tmp_path)
+    decoder = Decoder(config, {name: torch.zeros(shape) for name, shape in expected_shapes(config).items()}, "launch")
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    with pytest.raises(UsageError, match=r"needs FlashInfer \(.*\): pip install 'agentrt\[flashinfer\]', or take auto"):
+        cuda_runner.CudaRunner(decoder, spec)
 
 
 def test_a_page_size_that_the_kernels_do_not_take_is_refused() -> None:

@@ -163,6 +163,38 @@ class KVCache:
                 pool.release(pages_of(row[needed:]))
                 del row[needed:]
 
+    def branch(self, lease: Lease, branches: Sequence[tuple[int, int, int]]) -> list[PageCopy]:
+        """Give a lease a table for each of these branches of what may follow its computed ids.
+
+        A branch is the one that it leaves (0 for the lease's own table), the position where it does, and where it ends. Up
+        to the page of that position it has the pages of the other, from there on its own; the scheduler has made sure that
+        there are. What is computed of that page has to be copied at once.
+        """
+        copies = []
+        for parent, start, stop in branches:
+            tables, place = [lease.table, *lease.branches], start // self.page_size
+            table = [row[:place] for row in tables[parent]]
+            for group, row in enumerate(table):
+                row.extend(self._take(group, self.pages_for(stop) - place))
+                if lease.computed > place * self.page_size:
+                    copies.append(PageCopy(group, lease.table[group][place], row[place]))
+            lease.branches.append(table)
+        return copies
+
+    def join(self, lease: Lease, branch: int) -> None:
+        """Go on with the pages of this branch (0: the lease's own), and give back what the others have beside them.
+
+        They differ from the page of the last computed id on, which all branches follow.
+        """
+        tables, first = [lease.table, *lease.branches], (lease.computed - 1) // self.page_size
+        lease.meter.charge(self.clock())
+        lease.meter.device_bytes += (len(tables[branch][0]) - len(lease.pages)) * sum(self.tier.page_bytes)
+        for group, pool in enumerate(self.pools):
+            held, kept = {page for table in tables for page in table[group][first:]}, tables[branch][group][first:]
+            pool.release(held.difference(kept))
+            lease.table[group][first:] = kept
+        lease.branches = []
+
     def settle(self, lease: Lease, ids: IntArray) -> None:
         """Put the lease's whole computed pages into the prefix cache. Costs what is new since the last time."""
         whole = lease.computed // self.page_size
@@ -363,6 +395,7 @@ class KVCache:
     def _check_lease(self, lease: Lease) -> None:
         has_pages = lease.state in REVOCABLE | {State.RUNNING, State.PARKING}
         assert has_pages or not lease.pages, f"a lease that is {lease.state} holds pages"
+        assert not lease.branches, "a lease has branches, and no step runs"
         assert lease.computed <= len(lease.pages) * self.page_size, "a lease has KV without a page for it"
         if lease.pages and lease.anchor:
             assert lease.anchor.end <= len(lease.pages), "a lease is anchored beyond its pages"

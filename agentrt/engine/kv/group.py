@@ -127,5 +127,6 @@ def free_memory() -> int:
 
 
 def _running_pages(window: int, spec: EngineSpec) -> int:
-    """The most pages of a window that the sequences of one step can hold: each its window, and what it computes."""
-    return spec.max_batch * (-(-window // spec.page_size) + 2) + -(-spec.step_tokens // spec.page_size)
+    """The most pages of a window that the sequences of one step can hold: each its window, what it computes, and branches."""
+    branches = (spec.draft_branches - 1) * (-(-spec.draft_length // spec.page_size) + 1)
+    return spec.max_batch * (-(-window // spec.page_size) + 2 + branches) + -(-spec.step_tokens // spec.page_size)

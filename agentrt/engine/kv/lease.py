@@ -82,6 +82,7 @@ class Lease:
 
     __slots__ = (
         "anchor",
+        "branches",
         "computed",
         "high_water",
         "hints",
@@ -105,6 +106,8 @@ class Lease:
         """Leases are numbered in the order of their first requests."""
         self.table: list[IntArray] = [array("i") for _ in range(num_groups)]
         """A row for each cache group, a page for each `page_size` ids; none where they are out of the group's window."""
+        self.branches: list[list[IntArray]] = []
+        """Tables of a draft's branches while a step verifies it. Their first pages are those of `table`."""
         self.computed = 0
         """Ids whose KV lies in the pages, from the start."""
         self.high_water = 0

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from agentrt.engine.model.decoder import PagedKV
+from agentrt.engine.model.decoder import PagedKV, Twins
 from agentrt.engine.model.quantized import Precision
 from agentrt_kernels.pages import PageLayout
 
@@ -58,5 +58,6 @@ class CausalModel(Protocol):
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
         kv: Sequence[PagedKV], out_rows_M: Tensor, *plan: object, taps: dict[int, Tensor | None] | None = None,
+        twins: Twins | None = None,
     ) -> Tensor:  # fmt: skip
         """See `Decoder.forward`."""

@@ -6,8 +6,8 @@ written first, then every row attends. The same code runs on any device; the ope
 once, by name. With `cpu` the layers run in one compiled call (`stack.py`), and a row's logits have the same bits whatever
 else is in the batch.
 
-Suffixes: N rows, G cache groups, S sequences, P pages of a table, M rows whose logits are wanted, D the hidden size,
-V the output layer's rows.
+Suffixes: N rows, G cache groups, S tables, P pages of a table, M rows whose logits are wanted, W twins, D the hidden
+size, V the output layer's rows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,6 +48,13 @@ class PagedKV(NamedTuple):
 
     pool: Tensor
     layout: PageLayout
+
+
+class Twins(NamedTuple):
+    """Rows whose KV is written to the pages of a second table too: a branch of a draft shares them with what it left."""
+
+    rows_W: Tensor
+    table_of_W: Tensor
 
 
 def ops_for(device: torch.device) -> tuple[OpsName, torch.dtype]:
@@ -173,8 +180,9 @@ class Decoder:
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
         kv: Sequence[PagedKV], out_rows_M: Tensor, *plan: object, taps: dict[int, Tensor | None] | None = None,
+        twins: Twins | None = None,
     ) -> Tensor:  # fmt: skip
-        """Write the KV of all N rows to their pages and return `logits_MV` for `out_rows_M`.
+        """Write the KV of all N rows, and of `twins`, to their pages and return `logits_MV` for `out_rows_M`.
 
         `table_of_N` names each row's tables in `tables_GSP` (page numbers, -1 where there is none). What a row attends
         beyond the rows of this call must be in its pages already. Ids and positions are int64, tables int32. `plan` is
@@ -185,7 +193,7 @@ class Decoder:
         if self.config.embedding_scale != 1:
             residual_ND *= self.config.embedding_scale
         if self.stack is not None:
-            return self.stack.forward(residual_ND, positions_N, table_of_N, tables_GSP, kv, out_rows_M, taps)
+            return self.stack.forward(residual_ND, positions_N, table_of_N, tables_GSP, kv, out_rows_M, taps, twins)
         places = [(positions_N, table_of_N, *paged) for paged in zip(tables_GSP, *zip(*kv, strict=True), strict=True)]
         ops, eps = self.ops, self.config.norm_eps
         x_ND = ops.rms_norm(residual_ND, self.layers[0].attention_norm_D, eps)
@@ -195,7 +203,11 @@ class Decoder:
             if taps and index in taps:
                 taps[index] = residual_ND.clone()
             place = (*places[layer.group], layer.depth)
-            q_NHD = ops.rotary(layer.qkv(x_ND), *layer.angles, *place, layer.qk_norms)
+            qkv_NE = layer.qkv(x_ND)
+            if twins is not None:
+                second = (positions_N[twins.rows_W], twins.table_of_W, *place[2:])
+                ops.rotary(qkv_NE[twins.rows_W], *layer.angles, *second, layer.qk_norms)
+            q_NHD = ops.rotary(qkv_NE, *layer.angles, *place, layer.qk_norms)
             x_ND = layer.output(ops.paged_attention(q_NHD, *place, layer.window, *plan).flatten(1))
             if layer.output_norm_D is not None:
                 x_ND = ops.rms_norm(x_ND, layer.output_norm_D, eps)

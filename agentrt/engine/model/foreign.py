@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import group_windows, groups_of
-from agentrt.engine.model.decoder import OpsName, PagedKV, load_ops, ops_for
+from agentrt.engine.model.decoder import OpsName, PagedKV, Twins, load_ops, ops_for
 from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.loader import hash_weights
 from agentrt.engine.model.quantized import FULL
@@ -166,11 +166,12 @@ class ForeignModel:
     def forward(
         self, token_ids_N: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
         kv: Sequence[PagedKV], out_rows_M: Tensor, *plan: object, taps: dict[int, Tensor | None] | None = None,
+        twins: Twins | None = None,
     ) -> Tensor:  # fmt: skip
         """As `Decoder.forward`; hidden states are not handed out."""
         assert not taps, "a draft model is refused beside a foreign one"
         tables = [tables_SP.contiguous() for tables_SP in tables_GSP]
-        with _attending(_Paged(self, positions_N, table_of_N, tables, kv, plan).attend):
+        with _attending(_Paged(self, positions_N, table_of_N, tables, kv, twins, plan).attend):
             return self._logits(token_ids_N, positions_N, out_rows_M)
 
     def check(self) -> float:
@@ -234,6 +235,7 @@ class _Paged(NamedTuple):
     table_of_N: Tensor
     tables_G: list[Tensor]
     kv: Sequence[PagedKV]
+    twins: Twins | None
     plan: tuple[object, ...]
 
     def attend(self, layer: nn.Module, q_1HND: Tensor, k_1KND: Tensor, v_1KND: Tensor, asked: Asked) -> Tensor:
@@ -242,7 +244,11 @@ class _Paged(NamedTuple):
         depth = model._groups[:index].count(group)
         scaled_1HND = q_1HND * (asked.scale * asked.head_dim**0.5)  # our attention divides by the root of the size
         heads_NE = torch.cat([scaled_1HND, k_1KND, v_1KND], dim=1)[0].transpose(0, 1).flatten(1).contiguous()
-        where = (self.positions_N, self.table_of_N, self.tables_G[group], *self.kv[group], depth)
+        pages = (self.tables_G[group], *self.kv[group], depth)
+        if self.twins is not None:
+            rows_W, table_of_W = self.twins
+            ops.rotary(heads_NE[rows_W], model._still, model._still, self.positions_N[rows_W], table_of_W, *pages, None)
+        where = (self.positions_N, self.table_of_N, *pages)
         q_NHD = ops.rotary(heads_NE, model._still, model._still, *where, None)
         return model._attention(asked.cap)(q_NHD, *where, asked.window, *self.plan)[None]
 

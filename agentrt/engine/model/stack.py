@@ -20,7 +20,9 @@ from agentrt_kernels.layers.cpu import Floats, Places, Weights, run_layers
 from agentrt_kernels.product.cpu import Panels
 
 if TYPE_CHECKING:
-    from agentrt.engine.model.decoder import Decoder, Layer, PagedKV
+    from agentrt.engine.model.decoder import Decoder, Layer, PagedKV, Twins
+
+NO_TWINS = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int32)
 
 
 class Stack:
@@ -32,14 +34,15 @@ class Stack:
 
     def forward(
         self, residual_ND: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_GSP: Tensor,
-        kv: Sequence["PagedKV"], out_rows_M: Tensor, taps: dict[int, Tensor | None] | None,
+        kv: Sequence["PagedKV"], out_rows_M: Tensor, taps: dict[int, Tensor | None] | None, twins: "Twins | None",
     ) -> Tensor:  # fmt: skip
         """As `Decoder.forward`, from the embeddings on; these are overwritten."""
         config, layout = self._config, kv[0].layout
+        twin_rows_W, twin_tables_W = (twins.rows_W.numpy(), twins.table_of_W.numpy()) if twins else NO_TWINS
         places = Places(
             positions_N.numpy(), table_of_N.numpy(), tables_GSP.numpy(), tuple(array(pool) for pool, _ in kv),
             np.array([(one.page_stride, one.layer_stride, one.kv_stride) for _, one in kv], dtype=np.int64),
-            layout.page_size, layout.kv_heads, 0, 0,
+            twin_rows_W, twin_tables_W, layout.page_size, layout.kv_heads, 0, 0,
         )  # fmt: skip
         widths = config.num_heads, config.head_dim, config.intermediate_size, config.vocab_size
         taps = {} if taps is None else taps

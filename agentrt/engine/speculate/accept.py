@@ -1,11 +1,11 @@
-"""What a sequence commits of the rows that a step computed for it: the ids of its draft that stand, and one more."""
+"""What a sequence commits of the rows that a step computed for it: ids of its draft that stand, and one more."""
 
 from collections.abc import Sequence as List
 
 from agentrt.core.spec import Verifier
 from agentrt.engine.sampler import Drawn, Logits, drawn_instead, on_host
 from agentrt.engine.sequence import Sequence
-from agentrt.engine.speculate.draft import Floats
+from agentrt.engine.speculate.draft import Draft, Floats
 from agentrt.engine.speculate.verify import KeyedChance, block, coupled, rejection
 from agentrt_kernels.sample.reference import probabilities
 from agentrt_kernels.sample.rules import Rule
@@ -20,18 +20,23 @@ def committed(
     A row that cannot be sampled from (`Drawn.error`) is committed as such where it is reached, and nothing after it.
     """
     draft = sequence.draft
-    sound = next((depth for depth, one in enumerate(drawn) if one.error), len(drawn))
+    sound = next((row for row, one in enumerate(drawn) if one.error), len(drawn))
     if verifier == "coupled" or sound <= 1:
-        return drawn[: len(coupled(draft.ids, lambda depth: drawn[depth].token_id))]
+        return [drawn[row] for row in _rows(draft, coupled(draft, lambda row: drawn[row].token_id))]
 
     host_KV = on_host(logits_KV)
 
-    def law(depth: int) -> Floats:
-        return probabilities(host_KV[depth], rules[depth], vocab_size)
+    def law(row: int) -> Floats:
+        return probabilities(host_KV[row], rules[row], vocab_size)
 
     chance = KeyedChance(sequence.seed, "verify", len(sequence.tokens))
     ids = (rejection if verifier == "rejection" else block)(draft.cut(sound - 1), law, chance)
     return [
-        drawn_instead(drawn[depth], token_id, host_KV[depth], rules[depth], vocab_size)
-        for depth, token_id in enumerate(ids)
+        drawn_instead(drawn[row], token_id, host_KV[row], rules[row], vocab_size)
+        for row, token_id in zip(_rows(draft, ids), ids, strict=True)
     ]
+
+
+def _rows(draft: Draft, ids: List[int]) -> list[int]:
+    """The rows that committed ids come from: all but the last are the draft's."""
+    return [0, *(place + 1 for place in draft.walk(ids[:-1]))]

@@ -135,6 +135,8 @@ class Drafter:
         self.model, self.runner, self.vocab_size = model, runner, vocab_size
         self._device, self._dtype = model.target.device, model.target.dtype
         self.verifier, self.most_rows = spec.verifier, spec.step_tokens
+        self.has_second = spec.draft_branches > 1 and spec.verifier == "coupled"
+        """Drafts have a second choice of their first id. Other verifiers would need two that are drawn independently."""
         groups, layouts = size_groups(model.windows, spec), model.page_layouts(spec.page_size)
         self.cache = KVCache(groups, spec.page_size)
         self._kv = [
@@ -183,21 +185,39 @@ class Drafter:
         self.runner.taps = self.model.taps if is_watched else ()
 
     def take(self, chunks: List[tuple[Sequence, int]]) -> None:
-        """The target computed these chunks. To be called before what was sampled in them is committed."""
+        """The target computed these chunks. To be called before what was sampled in them is committed.
+
+        Of rows that nobody follows nothing is kept, and of a prompt's nothing beside another sequence's.
+        """
         features_NF = self.runner.features_NF
         if features_NF is None:
             return
-        counts = [count for _, count in chunks]
-        for (sequence, _), part in zip(chunks, torch.split(features_NF, counts), strict=True):
-            follower = self._followers.get(sequence)
-            if follower is None:
-                continue
-            follower.taken.append((sequence.lease.computed, part))
+        rows = np.cumsum([0, *(count for _, count in chunks)])
+        followed = [
+            (follower, sequence.lease.computed, int(row), count)
+            for (sequence, count), row in zip(chunks, rows, strict=False)
+            if (follower := self._followers.get(sequence))
+        ]
+        singles = torch.tensor([row for _, _, row, count in followed if count == 1], dtype=torch.int64)
+        of_singles = iter(torch.split(features_NF[singles.to(self._device, non_blocking=True)], 1))
+        for follower, position, row, count in followed:
+            part = next(of_singles) if count == 1 else features_NF[row : row + count].clone()
+            follower.taken.append((position, part))
             if len(follower.taken) > MOST_TAKEN:
                 del follower.taken[0]
 
+    def stood(self, sequence: Sequence, places: List[int]) -> None:
+        """Of the draft that the last step verified these ids stood, so of its rows no others are needed."""
+        follower = self._followers.get(sequence)
+        if follower is not None and follower.taken:
+            position, part = follower.taken[-1]
+            order = sequence.draft.order()
+            rows = torch.tensor([0, *(1 + order.index(place) for place in places)])
+            follower.taken[-1] = position, part[rows.to(self._device, non_blocking=True)]
+
     def draft(self, sequences: List[Sequence], length: int) -> list[Draft]:
-        """For each sequence up to `length` ids; none for one that lacks pages, or is still too far ahead.
+        """For each sequence up to `length` ids, and behind them maybe a second choice of the first; none for one that lacks
+        pages, or is still too far ahead.
 
         All are followed, and each has sampled all but the KV of its last id.
         """
@@ -208,8 +228,12 @@ class Drafter:
             return list(drafts.values())
         ids: list[NDArray[np.int64]] = []
         q: list[list[NDArray[np.float64]]] = []
+        second_S: NDArray[np.int64] | None = None
         while True:
-            drawn_S, q_S = self._drawn(chain, step.logits_MV, len(ids))
+            logits_SV = self._whole(step.logits_MV)
+            drawn_S, q_S = self._drawn(chain, logits_SV, len(ids))
+            if self.has_second and not ids:
+                second_S, _ = self._drawn(chain, _without(logits_SV, drawn_S), 0)
             ids.append(drawn_S)
             q.append(q_S)
             if len(ids) == length:
@@ -218,7 +242,8 @@ class Drafter:
         for slot, sequence in enumerate(chain.sequences):
             own = tuple(int(drawn_S[slot]) for drawn_S in ids)
             own_q = () if self.verifier == "coupled" else tuple(q_S[slot] for q_S in q)
-            drafts[sequence] = _sound(Draft(own, own_q, self.model.kind), sequence.params.stop_token_ids)
+            draft = _sound(Draft(own, own_q, self.model.kind), sequence.params.stop_token_ids)
+            drafts[sequence] = draft if second_S is None else _with_second(draft, int(second_S[slot]))
         return list(drafts.values())
 
     def left(self, sequence: Sequence) -> None:
@@ -340,11 +365,7 @@ class Drafter:
     def _drawn(
         self, chain: _Chain, logits_SV: Tensor, depth: int
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float64]]]:
-        """An id of the target for each sequence, and the distribution that it was drawn from; -1 where there is none."""
-        if self.model.ids_V is not None:
-            whole_SV = logits_SV.new_full((len(logits_SV), self.model.target.vocab_size), -torch.inf)
-            whole_SV[:, self.model.ids_V] = logits_SV
-            logits_SV = whole_SV
+        """An id for each sequence, and the distribution that it was drawn from; -1 where there is none."""
         logits = self.runner.handed_out(logits_SV)
         drawn = draw(logits, self.vocab_size, Rules.of(chain.rules), chain.seeds_S, chain.ends_S + depth)
         if self.verifier == "coupled":
@@ -352,6 +373,14 @@ class Drafter:
         rows_SV = on_host(logits)
         laws = (probabilities(row_V, rule, self.vocab_size) for row_V, rule in zip(rows_SV, chain.rules, strict=True))
         return drawn.ids_B, list(laws)
+
+    def _whole(self, logits_SV: Tensor) -> Tensor:
+        """The draft's logits by the target's ids."""
+        if self.model.ids_V is None:
+            return logits_SV
+        whole_SV = logits_SV.new_full((len(logits_SV), self.model.target.vocab_size), -torch.inf)
+        whole_SV[:, self.model.ids_V] = logits_SV
+        return whole_SV
 
     def _next(self, chain: _Chain, step: Step, drawn_S: NDArray[np.int64], depth: int) -> Step:
         """The row of each drafted id."""
@@ -375,6 +404,19 @@ class Drafter:
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)
+
+
+def _without(logits_SV: Tensor, ids_S: NDArray[np.int64]) -> Tensor:
+    """The logits with that of one id a row taken out."""
+    ids_S1 = torch.from_numpy(np.maximum(ids_S, 0))[:, None].to(logits_SV.device)
+    return logits_SV.scatter(1, ids_S1, -torch.inf)
+
+
+def _with_second(draft: Draft, token_id: int) -> Draft:
+    """The same chain, and another id that may come first."""
+    if token_id < 0 or not draft.ids:
+        return draft
+    return draft._replace(ids=(*draft.ids, token_id), parents=(*range(-1, len(draft.ids) - 1), -1))
 
 
 def _sound(draft: Draft, stop_token_ids: tuple[int, ...]) -> Draft:

@@ -37,9 +37,15 @@ class Speculator:
     """One engine's proposers and gate. The core tells it of every request, step and verification."""
 
     def __init__(
-        self, draft_length: int, drafter: Drafter | None = None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.memory, self.gate, self.draft_length, self.drafter = Memory(), Gate(), draft_length, drafter
+        self, draft_length: int, branches: int = 1, drafter: Drafter | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
+        self.memory, self.gate, self.draft_length, self.drafter = (
+            Memory(branches=branches),
+            Gate(),
+            draft_length,
+            drafter,
+        )
         self._clock = clock
         self.freshness = Freshness()
         """Of the draft model."""
@@ -99,7 +105,8 @@ class Speculator:
         if self.drafter:
             self.freshness.renewed(is_refreshed=self.drafter.is_refreshed)
             if self.drafter.is_refreshed:
-                self.gate.kinds.pop(self.drafter.model.kind, None)  # nothing is known of it yet
+                for kind in (self.drafter.model.kind, _other(self.drafter.model.kind)):
+                    self.gate.kinds.pop(kind, None)  # nothing is known of it yet
                 self.trial.begin()
             self.drafter.renew(version)
             self.drafter.is_refreshed = False
@@ -122,7 +129,7 @@ class Speculator:
         for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
             sequence.draft = draft.cut(length) if length else NO_DRAFT
             if draft.ids and not length:
-                self._shadow.keep(sequence, draft)
+                self._shadow.keep(sequence, draft.first())
         if decoding:
             self.gate.note_look(lengths, self._clock() - started)
         self._draft_by_model([(decoding[slot], lengths[slot]) for slot in modelled if lengths[slot]])
@@ -133,13 +140,19 @@ class Speculator:
             self.trial.note(plain * sampled / requests, seconds)
         self.gate.note_step(requests, drafted, seconds, prompt_rows)
 
-    def verified(self, sequence: Sequence, accepted: int) -> None:
-        """The draft of a sequence was verified, and its first `accepted` ids stood."""
-        draft, proposed = sequence.draft, len(sequence.draft.ids)
+    def verified(self, sequence: Sequence, stood: List[int]) -> None:
+        """The draft of a sequence was verified, and these of its ids stood."""
+        draft, accepted = sequence.draft, len(stood)
         sequence.verifications += 1
-        sequence.drafted += proposed
+        sequence.drafted += len(draft.ids)
         sequence.accepted += accepted
-        self._learn(sequence, draft, accepted)
+        if self.drafter:
+            self.drafter.stood(sequence, stood)
+        for branch in draft.branches()[1:]:
+            if not branch.above or branch.above[-1] in stood:
+                in_branch = len(set(branch.ids).intersection(stood))
+                self.gate.kinds[_other(draft.kind)].note(len(branch.ids), in_branch)
+        self._learn(sequence, draft.first(), len(set(draft.branches()[0].ids).intersection(stood)))
         sequence.draft = NO_DRAFT
         if _source(draft.kind) != TEXT and (stale := self.freshness.note(accepted)):
             log.warning(
@@ -169,19 +182,40 @@ class Speculator:
         limits = [self._limit(sequence) for sequence in sequences]
         found = self.memory.find([sequence.tokens.token_ids for sequence in sequences], limits)
         return [
-            _drafted(sequence, one) if one.ids else NO_DRAFT for sequence, one in zip(sequences, found, strict=True)
+            self._ordered(_drafted(sequence, one)).cut(self.draft_length) if one.ids or one.branches else NO_DRAFT
+            for sequence, one in zip(sequences, found, strict=True)
         ]
+
+    def _ordered(self, draft: Draft) -> Draft:
+        """The same ids, what is likeliest to stand first."""
+        if not draft.parents:
+            return draft
+        chances = self._chances(draft)
+        return draft.ordered(sorted(range(len(chances)), key=lambda place: -chances[place]))
+
+    def _chances(self, draft: Draft) -> list[float]:
+        """How often each id of such a draft stands. What is not the first choice is given no more than what is."""
+        chances = [0.0] * len(draft.ids)
+        for index, branch in enumerate(draft.branches()):
+            before = branch.above[-1] if branch.above else -1
+            start, most = (chances[before] if branch.above else 1.0), 1.0
+            if index:
+                most = chances[draft.after(before)[0]]
+            curve = self.gate.kinds[_other(draft.kind) if index else draft.kind].curve(self.draft_length)
+            for place, survival in zip(branch.ids, curve, strict=False):
+                chances[place] = min(start * survival, most)
+        return chances
 
     def _chosen(self, decoding: List[Sequence], drafts: List[Draft]) -> tuple[list[int], list[int]]:
         """How many ids to verify for each; and the slots that the model drafts for, as more of its ids will stand."""
         limits = [len(draft.ids) for draft in drafts]
-        survivals_SJ = self._survivals(decoding, TEXT, [draft.kind for draft in drafts])
+        survivals_SJ = self._survivals(decoding, TEXT, drafts)
         followed = [slot for slot, one in enumerate(decoding) if self.drafter and self.drafter.follows(one)]
         if self.drafter is None or not followed:
             return self.gate.choose(limits, survivals_SJ, (), self._standing(decoding, limits, survivals_SJ)), []
         kind = self.drafter.model.kind
         mixed, mixed_SJ, modelled = list(limits), survivals_SJ.copy(), []
-        by_model_SJ = self._survivals(decoding, kind, [kind] * len(decoding))
+        by_model_SJ = self._survivals(decoding, kind, [Draft(kind=kind)] * len(decoding))
         for slot in followed:
             limit = self._limit(decoding[slot])
             if by_model_SJ[slot, :limit].sum() > survivals_SJ[slot, : limits[slot]].sum():
@@ -199,13 +233,15 @@ class Speculator:
         mean = sum(promised) / len(promised)
         return [self._standings[one].note(ids, mean) for one, ids in zip(sequences, promised, strict=True)]
 
-    def _survivals(self, sequences: List[Sequence], source: str, kinds: List[str]) -> NDArray[np.float64]:
-        """How often the first j + 1 ids of a draft of each stand, j up to the longest draft; 0 where there is none."""
+    def _survivals(self, sequences: List[Sequence], source: str, drafts: List[Draft]) -> NDArray[np.float64]:
+        """How often id j of a draft of each stands, j up to the longest draft; 0 where there is none."""
         rows, none = [], [0.0] * self.draft_length
-        for sequence, kind in zip(sequences, kinds, strict=True):
+        for sequence, draft in zip(sequences, drafts, strict=True):
             row = none
-            if kind:
-                row, factor = self.gate.kinds[kind].curve(self.draft_length), self._own[sequence][source].factor
+            if draft.kind:
+                row, factor = self.gate.kinds[draft.kind].curve(self.draft_length), self._own[sequence][source].factor
+                if draft.parents:
+                    row = (self._chances(draft) + none)[: self.draft_length]
                 if factor != 1:
                     row = [min(share * factor, 1.0) for share in row]
             rows.append(row)
@@ -217,7 +253,7 @@ class Speculator:
         started, longest = self._clock(), max(length for _, length in wanted)
         drafts = self.drafter.draft([sequence for sequence, _ in wanted], longest)
         for (sequence, length), draft in zip(wanted, drafts, strict=True):
-            sequence.draft = draft.cut(length) if draft.ids else NO_DRAFT
+            sequence.draft = self._ordered(draft).cut(length) if draft.ids else NO_DRAFT
         self.gate.note_passes(len(wanted), longest, self._clock() - started)
 
     def _limit(self, sequence: Sequence) -> int:
@@ -226,12 +262,26 @@ class Speculator:
 
 def _drafted(sequence: Sequence, found: Found) -> Draft:
     """What was found, up to an id that ends the turn."""
-    ids = found.ids
-    for length, token_id in enumerate(ids, start=1):
-        if token_id in sequence.params.stop_token_ids:
-            ids = ids[:length]
-            break
-    return Draft(tuple(ids), kind=_kind(found.matched, found.agreed))
+    stops = sequence.params.stop_token_ids
+    ids = first = _until(found.ids, stops)
+    parents = list(range(-1, len(first) - 1))
+    for leave, others in found.branches:
+        if leave <= len(first) and (leave == 0 or first[leave - 1] not in stops):
+            others = _until(others, stops)
+            parents += [leave - 1, *range(len(ids), len(ids) + len(others) - 1)]
+            ids = ids + others
+    is_chain = len(ids) == len(first)
+    return Draft(tuple(ids), (), _kind(found.matched, found.agreed), () if is_chain else tuple(parents))
+
+
+def _until(ids: list[int], stops: tuple[int, ...]) -> list[int]:
+    """Up to an id that ends the turn."""
+    return next((ids[:length] for length, token_id in enumerate(ids, start=1) if token_id in stops), ids)
+
+
+def _other(kind: str) -> str:
+    """Of what is not the first choice in drafts of a kind."""
+    return f"{kind}, not the first choice"
 
 
 def _source(kind: str) -> str:

@@ -3,7 +3,7 @@
 `Memory` remembers the ids that the engine has seen lately, of every conversation: the prompt, the tool result that just
 arrived, the turns of the group's other members, and the last epoch's rollouts of the same task. A match may begin
 anywhere, and the longest one wins, so a sibling's text is found before a stranger's by the prompt they share. Several
-matches of that length vote.
+matches of that length vote; where they disagree, a draft can branch.
 
 A ring of ids with hash chains, as LZ77 coders have them: `chains[o][p]` is the place before p with the same hash of the
 `ORDERS[o]` ids that end there. 20 bytes an id, and a look-up costs microseconds.
@@ -34,6 +34,10 @@ FOUND = 3
 """Columns of a look's table before the ids that were found: how many there may be and then are, `matched`, `agreed`."""
 
 
+SIDE = 2
+"""Columns of a branch before its ids: how many there are, and after how many of the others it begins."""
+
+
 class Found(NamedTuple):
     """What followed the longest match."""
 
@@ -42,6 +46,8 @@ class Found(NamedTuple):
     """Ids of the match, at most `LONGEST`; 0 if there is none."""
     agreed: int
     """How many matches of that length there are, if all went on with the same id; else 0."""
+    branches: list[tuple[int, list[int]]] = []
+    """What others went on with, and after how many of `ids`."""
 
 
 NOTHING = Found([], 0, 0)
@@ -50,7 +56,9 @@ NOTHING = Found([], 0, 0)
 class Memory:
     """Texts, and what followed in them."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = CAPACITY, branches: int = 1) -> None:
+        """`branches` are how many ways `find` may say that a text goes on."""
+        self.branches = branches
         self._ring = np.full(capacity, APART, dtype=np.int32)
         self._chains = np.full((len(ORDERS), capacity), -1, dtype=np.int64)
         self._heads = np.full((len(ORDERS), HEADS), -1, dtype=np.int64)
@@ -72,7 +80,7 @@ class Memory:
     def find(self, texts: Sequence[IntArray], limits: Sequence[int]) -> list[Found]:
         """What may follow each of these, at most so many ids of it."""
         count, longest = len(texts), max(limits, default=0)
-        if count > len(self._tails_SL) or FOUND + longest > self._found_SC.shape[1]:
+        if count > len(self._tails_SL) or longest > self._longest:
             self._make_room(count, longest)
         width = self._found_SC.shape[1]
         for slot, (ids, limit) in enumerate(zip(texts, limits, strict=True)):
@@ -82,13 +90,22 @@ class Memory:
             self._tails[end - len(tail) : end] = tail
             self._found[slot * width] = limit
         found_SC = self._found_SC[:count]
-        _find(self._ring, self._chains, self._heads, self._end, self._tails_SL, found_SC)
-        return [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in found_SC.tolist()]
+        _find(self._ring, self._chains, self._heads, self._end, self._tails_SL, found_SC, self._longest)
+        found = [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in found_SC.tolist()]
+        if self.branches == 1:
+            return found
+        sides_SBC = found_SC[:, FOUND + self._longest :].reshape(count, self.branches - 1, SIDE + self._longest)
+        return [
+            one._replace(branches=[(row[1], row[SIDE : SIDE + row[0]]) for row in rows if row[0]])
+            for one, rows in zip(found, sides_SBC.tolist(), strict=True)
+        ]
 
     def _make_room(self, texts: int, longest: int) -> None:
         """For a look at so many texts: nothing is allocated in one, for after a step of a model each call is slow."""
         self._tails_SL = np.full((texts, LONGEST), APART, dtype=np.int32)
-        self._found_SC = np.zeros((texts, FOUND + longest), dtype=np.int64)
+        self._longest = longest
+        width = FOUND + longest + (self.branches - 1) * (SIDE + longest)
+        self._found_SC = np.zeros((texts, width), dtype=np.int64)
         self._tails, self._found = self._tails_SL.reshape(-1).data, self._found_SC.reshape(-1).data
 
     def _is_known(self, text: IntArray) -> bool:
@@ -136,18 +153,28 @@ def _find(
     end: int,
     tails_SL: Any,
     found_SC: Any,
+    longest: int,
 ) -> None:
+    sides = (found_SC.shape[1] - FOUND - longest) // (SIDE + longest)
     for s in range(found_SC.shape[0]):
         first = 0
         while first < LONGEST and tails_SL[s, first] == APART:
             first += 1
         out_K = found_SC[s, FOUND : FOUND + found_SC[s, 0]]
-        found_SC[s, 0], found_SC[s, 1], found_SC[s, 2] = _follow(ring, chains, heads, end, tails_SL[s, first:], out_K)
+        sides_BC = found_SC[s, FOUND + longest :].reshape((sides, SIDE + longest))
+        found_SC[s, 0], found_SC[s, 1], found_SC[s, 2] = _follow(
+            ring, chains, heads, end, tails_SL[s, first:], out_K, sides_BC
+        )
 
 
 @ordered()
-def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any) -> Any:
-    """Fill `out`; how many ids, the length of the match, and how many there are if all agreed on the first."""
+def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any, sides_BC: Any) -> Any:
+    """Fill `out`; how many ids, the length of the match, and how many there are if all agreed on the first.
+
+    `sides_BC` are filled with what the next most texts have, from each place on where they disagree: how many ids, after
+    how many of `out`, and the ids.
+    """
+    sides_BC[:, 0] = 0
     places, lengths = np.empty(CANDIDATES, dtype=np.int64), np.empty(CANDIDATES, dtype=np.int64)
     found = 0
     for which in range(len(ORDERS)):
@@ -160,10 +187,18 @@ def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any) -
         if lengths[i] == longest:
             places[live] = places[i]
             live += 1
-    count, agreed = 0, 0
+    count, agreed, sides = 0, 0, 0
     while count < out.shape[0] and live > 0:
-        winner, votes, voters = _vote(ring, end, places, live, count + 1)
-        if 2 * votes < voters or voters == 0:
+        winner, votes, voters = _vote(ring, end, places, live, count + 1, APART)
+        is_clear = 2 * votes >= voters
+        if votes < voters and sides < sides_BC.shape[0]:
+            other = _vote(ring, end, places, live, count + 1, winner)[0] if is_clear else winner
+            others = places[:live].copy()
+            kept = _keep(ring, others, live, count + 1, other)
+            sides_BC[sides, 0] = _straight(ring, end, others, kept, count, sides_BC[sides, SIDE : SIDE + out.shape[0]])
+            sides_BC[sides, 1] = count
+            sides += 1
+        if voters == 0 or not is_clear:
             break
         if count == 0 and votes == voters:
             agreed = voters
@@ -171,6 +206,20 @@ def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any) -
         count += 1
         live = _keep(ring, places, live, count, winner)
     return count, longest, agreed
+
+
+@ordered()
+def _straight(ring: Any, end: int, places: Any, live: int, before: int, out: Any) -> int:
+    """Fill `out` with what most texts have, `before` ids after their match; how many ids. It has room for those before too."""
+    count = 0
+    while before + count < out.shape[0] and live > 0:
+        winner, votes, voters = _vote(ring, end, places, live, before + count + 1, APART)
+        if 2 * votes < voters or voters == 0:
+            break
+        out[count] = winner
+        count += 1
+        live = _keep(ring, places, live, before + count, winner)
+    return count
 
 
 @ordered()
@@ -192,14 +241,16 @@ def _matches(ring: Any, chain: Any, heads: Any, end: int, tail: Any, order: int,
 
 
 @ordered()
-def _vote(ring: Any, end: int, places: Any, live: int, ahead: int) -> Any:
-    """The id that most texts have `ahead` of their match, the newest of equals; its votes, and how many voted."""
+def _vote(ring: Any, end: int, places: Any, live: int, ahead: int, but: int) -> Any:
+    """The id, other than `but`, that most texts have `ahead` of their match, the newest of equals; its votes, and all votes."""
     winner, most, voters = APART, 0, 0
     for i in range(live):
         candidate = ring[(places[i] + ahead) % ring.shape[0]]
         if candidate == APART or places[i] + ahead >= end:
             continue
         voters += 1
+        if candidate == but:
+            continue
         votes = 0
         for j in range(live):
             if places[j] + ahead < end and ring[(places[j] + ahead) % ring.shape[0]] == candidate:

@@ -1,21 +1,22 @@
 """Verifiers: which ids of a draft the policy takes, and what it samples where it stops. Pure, and exact.
 
-`law(depth)` is p, the one law at the position after `depth` ids of the draft, its processors evaluated on a history that
-holds these ids. Each verifier returns the ids to commit: those it took of the draft, and one more that the draft did not
-give. Their joint distribution is that of sampling one id after another, for any draft; `tests/engine/speculate` adds up
-every way through each of them.
+`law(row)` is p, the one law after the sequence's last id (row 0) or after id `row - 1` of the draft, its processors
+evaluated on a history that holds the ids of the draft down to that one. Each verifier returns the ids to commit: those it
+took of the draft, and one more that the draft did not give. Their joint distribution is that of sampling one id after
+another, for any draft; `tests/engine/speculate` adds up every way through each of them.
 
-- `coupled` samples the next id as always, then looks whether the draft had it. With noise keyed by position, the ids are
-  the same with speculation on and off, for every proposer.
+- `coupled` samples the next id as always, then looks whether the draft had it, and goes on from there. With noise keyed by
+  position, the ids are the same with speculation on and off, for every proposer.
 - `rejection` takes d with probability min(1, p(d) / q(d)), else draws from the residual (Leviathan et al. 2023, Chen et
-  al. 2023). It takes more of drafts that were drawn; for chosen ones (q one-hot) it takes exactly as many.
-- `block` judges prefixes of the draft instead of single ids (Sun et al. 2024): never worse in expectation.
+  al. 2023), where there are several in turn (Miao et al. 2024). It takes more of drafts that were drawn; for chosen
+  ones (q one-hot) it takes exactly as many. Ids that follow the same one are chosen, or drawn independently.
+- `block` judges prefixes of a chain instead of single ids (Sun et al. 2024): never worse in expectation.
 
 The last two need the q that an id was really drawn from, and chance that nobody has used before: neither the proposer, nor an
 earlier verification of the same position.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -50,24 +51,27 @@ class KeyedChance:
         return int(kept[np.argmax(weights_V[kept] / self._random.standard_exponential(len(kept)))])
 
 
-def coupled(ids: Sequence[int], choose: Callable[[int], int]) -> list[int]:
-    """`choose(depth)` samples from `law(depth)`; it is asked only where all ids of the draft before were chosen."""
-    chosen: list[int] = []
-    for proposed in ids:
-        chosen.append(choose(len(chosen)))
-        if chosen[-1] != proposed:
-            return chosen
-    return [*chosen, choose(len(chosen))]
+def coupled(draft: Draft, choose: Callable[[int], int]) -> list[int]:
+    """`choose(row)` samples from `law(row)`; it is asked only where all ids of the draft before were chosen."""
+    chosen = [choose(0)]
+    while len(stood := draft.walk(chosen)) == len(chosen):
+        chosen.append(choose(stood[-1] + 1))
+    return chosen
 
 
 def rejection(draft: Draft, law: Law, chance: Chance) -> list[int]:
-    """Accept each id with min(1, p/q); on the first rejection an id of norm((p - q)+), after the last one of p."""
-    for depth, proposed in enumerate(draft.ids):
-        p_V = law(depth)
-        q_V = draft.q_at(depth, len(p_V))
-        if not chance.accepts(p_V[proposed], q_V[proposed]):
-            return [*draft.ids[:depth], chance.draws(residual(p_V, q_V))]
-    return [*draft.ids, chance.draws(law(len(draft.ids)))]
+    """Accept an id with min(1, p/q); where one is rejected, p is norm((p - q)+) from then on. After the last, an id of p."""
+    taken, p_V, following = list[int](), law(0), draft.after(-1)
+    while following:
+        place = following.pop(0)
+        q_V, proposed = draft.q_at(place, len(p_V)), draft.ids[place]
+        if chance.accepts(p_V[proposed], q_V[proposed]):
+            taken.append(proposed)
+            p_V, following = law(place + 1), draft.after(place)
+        else:
+            rest_V = residual(p_V, q_V)
+            p_V = rest_V / rest_V.sum()
+    return [*taken, chance.draws(p_V)]
 
 
 def block(draft: Draft, law: Law, chance: Chance) -> list[int]:

@@ -66,6 +66,9 @@ class Places(NamedTuple):
     pools_G: tuple[Pool, ...]
     strides_G3: Ints
     """Elements of a page, of a layer in it, of its K or V."""
+    twin_rows_W: Ints
+    twin_tables_W: NDArray[np.int32]
+    """Rows whose KV is written to a second table too."""
     page_size: int
     kv_heads: int
     attention_rows: int
@@ -248,11 +251,15 @@ def _turn(counters: Any, phase: int, layer: int, work: Any, weights: Any, places
             q_weight_D, k_weight_D = weights.qk_norms_L2D[layer, 0], weights.qk_norms_L2D[layer, 1]
             norm_heads(heads_GD, heads, kv_heads, q_weight_D, k_weight_D, weights.eps)
         position = places.positions_N[n]
-        page = np.int64(places.tables_GSP[group, places.table_of_N[n], position // page_size])
-        place = page * places.strides_G3[group, 0] + depth * places.strides_G3[group, 1]
         cos_R, sin_R = weights.angles_A2TR[kind, 0, position], weights.angles_A2TR[kind, 1, position]
         pool, kv_stride = places.pools_G[group], places.strides_G3[group, 2]
-        turn_row(heads_GD, cos_R, sin_R, position, pool, place, page_size, kv_stride, kv_heads, work.q_NHD[n])
+        for w in range(-1, places.twin_rows_W.shape[0]):
+            if w >= 0 and places.twin_rows_W[w] != n:
+                continue
+            table = places.table_of_N[n] if w < 0 else places.twin_tables_W[w]
+            page = np.int64(places.tables_GSP[group, table, position // page_size])
+            place = page * places.strides_G3[group, 0] + depth * places.strides_G3[group, 1]
+            turn_row(heads_GD, cos_R, sin_R, position, pool, place, page_size, kv_stride, kv_heads, work.q_NHD[n])
         finish(counters, phase)
 
 

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from agentrt_kernels.paged_attention.flashinfer import FlashPlan
 from agentrt_kernels.paged_attention.kernel import attend_kernel, attend_wide_kernel, merge_kernel
 from agentrt_kernels.paged_attention.plan import Plan, plan_attention
 from agentrt_kernels.pages import PageLayout
@@ -36,7 +37,7 @@ class DevicePlan(NamedTuple):
 
 def paged_attention(
     q_NHD: Tensor, positions_N: Tensor, table_of_N: Tensor, tables_SP: Tensor,
-    pool: Tensor, layout: PageLayout, layer: int, window: int = 0, plan: DevicePlan | None = None,
+    pool: Tensor, layout: PageLayout, layer: int, window: int = 0, plan: DevicePlan | FlashPlan | None = None,
     cap: float = 0.0,
 ) -> Tensor:  # fmt: skip
     """Each row attends the keys 0..i of its sequence, i its position (the last `window` of them, if not 0); `out_NHD`.
@@ -44,6 +45,8 @@ def paged_attention(
     As the reference has it, with the rows of one sequence side by side in the order of their positions. The plan
     serves every layer of a step; without one it is made here, which waits for the device.
     """
+    if isinstance(plan, FlashPlan):
+        return plan.attend(q_NHD, pool, layout, layer, window)
     group = q_NHD.shape[1] // layout.kv_heads
     if plan is None:
         positions, table_of, tables = (tensor.cpu().numpy() for tensor in (positions_N, table_of_N, tables_SP))

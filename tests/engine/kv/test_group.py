@@ -22,6 +22,8 @@ def test_sizes_come_from_kv_tokens_and_the_windows() -> None:
     running = 8 * (3 + 2) + 16  # a window of 10 ids in 3 pages, one cut at both ends, and what a step computes
     assert size_groups((0, 10), spec) == (Group(1001), Group(2 * running, 10))
     assert size_groups((0, 10), EngineSpec(page_size=4, kv_tokens=100, max_batch=8, step_tokens=64))[1].num_pages == 25
+    branched = msgspec.structs.replace(spec, draft_branches=3, draft_length=8)
+    assert size_groups((0, 10), branched)[1].num_pages == 2 * (running + spec.max_batch * 2 * 3)
 
 
 # Two cache groups, of 1 MiB and 0.5 MiB a page. A window of 32 ids takes at most 2 * (2 * (2 + 2) + 1) = 18 pages, 9 MiB.

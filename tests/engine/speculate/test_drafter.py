@@ -88,8 +88,8 @@ def drafter_of(core: EngineCore) -> Any:
 
 @pytest.mark.parametrize(
     "limits",
-    [{}, {"step_tokens": 18, "max_batch": 4}, {"kv_tokens": 96, "max_batch": 8}],
-    ids=["at once", "chunks", "preemption"],
+    [{}, {"step_tokens": 18, "max_batch": 4}, {"kv_tokens": 96, "max_batch": 8}, {"draft_branches": 2}],
+    ids=["at once", "chunks", "preemption", "branches"],
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_with_a_draft_model_and_without(kind: str, limits: dict[str, int], tmp_path: Path) -> None:
@@ -148,9 +148,10 @@ def fused_states(drafter: Any, ids: list[int]) -> torch.Tensor:
     return fused
 
 
-def test_hidden_states_are_those_of_the_rows_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("branches", [1, 2])
+def test_hidden_states_are_those_of_the_rows_before(branches: int, tmp_path: Path) -> None:
     """What the head is given at row j is what the target made of id j - 1; zeros where nobody did (pitfall 9)."""
-    core = make_core(write_draft(tmp_path, "eagle3"), step_tokens=7, max_batch=2)
+    core = make_core(write_draft(tmp_path, "eagle3"), step_tokens=7, max_batch=2, draft_branches=branches)
     drafter, given = drafter_of(core), {}  # type: Any, dict[int, torch.Tensor]
     features = drafter._features
 
@@ -183,6 +184,50 @@ def test_hidden_states_are_those_of_the_rows_before(tmp_path: Path) -> None:
     assert not given[first].any()
     for position in range(first + 1, len(ids)):
         torch.testing.assert_close(given[position], fused[position - 1], atol=1e-4, rtol=1e-4)
+
+
+def test_a_second_choice_is_what_would_be_drawn_without_the_first(tmp_path: Path) -> None:
+    """Where the policy is not sure, it is the draft's second that stands now and then; it goes where the gate expects it."""
+    core = make_core(write_draft(tmp_path, "eagle3"), draft_branches=2, max_batch=64)
+    drafter, seen = drafter_of(core), []  # type: Any, list[Any]
+    draft = drafter.draft
+
+    def watch(some: list[Sequence], length: int) -> Any:
+        drafts = draft(some, length)
+        seen.extend(drafts)
+        return drafts
+
+    drafter.draft = watch
+    found = [submit(core, prompt(2), seed=seed, max_tokens=10) for seed in range(60)]
+    drain(core)
+    seen = [one for one in seen if one.ids]
+    assert all(one.parents[-1] == -1 and one.ids[-1] != one.ids[0] for one in seen)
+    assert core.speculator is not None
+    stood = core.speculator.gate.kinds["eagle3, not the first choice"]._stood[0]
+    assert stood > 1
+    plain = [submit(other := make_core(None, max_batch=64), prompt(2), seed=3, max_tokens=10)]
+    drain(other)
+    assert said(found[3]) == said(plain[0])
+
+
+def test_hidden_states_kept_are_those_of_followed_rows(tmp_path: Path) -> None:
+    """Nothing is drafted, so they are kept: no more memory than their own rows take, whoever else was in the step."""
+    core = make_core(write_draft(tmp_path, "eagle3"))
+    core.speculator.gate.choose = lambda limits, rates, modelled=(): [0] * len(limits)  # type: ignore[union-attr, method-assign]
+    drafter = drafter_of(core)
+    found = [submit(core, prompt(index), max_tokens=20) for index in range(3)]
+    core.step()
+    late = submit(core, list(range(20)) * 8, max_tokens=20)
+    for _ in range(6):
+        core.step()
+    followers = [drafter._followers[one] for one in (*found, late)]
+    parts = [part for follower in followers for _, part in follower.taken]
+    memory = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in parts}
+    assert sum(memory.values()) == sum(part.nbytes for part in parts)
+    chunk = next(part for _, part in followers[-1].taken if len(part) > 100)
+    assert chunk.untyped_storage().nbytes() == chunk.nbytes
+    drain(core)
+    close_all(core, [*found, late])
 
 
 @pytest.mark.parametrize("mode", ["recompute", "keep", "drain", "abort_resume"])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +17,8 @@ from torch import Tensor
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokens import Tokens
 from agentrt.engine.batch import Batch
-from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes
+from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.model.decoder import Decoder, PagedKV, Twins, expected_shapes
 from agentrt.engine.model.loader import LoadedModel
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence as Request
@@ -28,7 +30,8 @@ from agentrt.engine.step import EngineCore
 pytest.importorskip("triton")
 
 from agentrt.engine import cuda_runner
-from agentrt_kernels.paged_attention.launch import DevicePlan
+from agentrt_kernels.paged_attention.flashinfer import FlashPlan
+from agentrt_kernels.paged_attention.launch import DevicePlan, paged_attention
 
 # Nothing is written for the rows that were added, so numpy, by which the interpreter computes, meets any number there.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
@@ -49,9 +52,10 @@ class Replayed:
         for overwritten in self.taps.values():
             if overwritten is not None:
                 overwritten.fill_(torch.nan)
-        *arrays, rows, items, slots = map(torch.from_numpy, inputs)
+        *arrays, rows, items, slots, twin_rows, twin_tables = map(torch.from_numpy, inputs)
         plan = DevicePlan(items, slots, self._shape.slots, self._shape.lanes)
-        return self._forward(*arrays, self._kv, rows, plan, taps=self.taps)
+        twins = Twins(twin_rows, twin_tables) if self._shape.twins else None
+        return self._forward(*arrays, self._kv, rows, plan, taps=self.taps, twins=twins)
 
 
 @pytest.fixture
@@ -103,6 +107,55 @@ def test_hidden_states_are_handed_out_from_graphs_and_chunks(decoder: Decoder) -
     assert runner.features_NF is None
     assert [shape.taps for shape in runner._graphs] == [(1, LAYERS), ()]
     torch.testing.assert_close(*found[1], atol=1e-4, rtol=1e-4)
+
+
+def test_flashinfer_serves_what_is_not_replayed(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step with prompts is planned once for all layers by it; decodes are replayed with our own attention."""
+    seen = list[tuple[int, int]]()
+
+    class Attention:
+        def __init__(self, device: torch.device) -> None:
+            assert device == decoder.device
+
+        def plan(self, positions_N: Any, table_of_N: Any, tables_GSP: Any, *_: Any) -> FlashPlan:
+            places = [torch.from_numpy(array) for array in (positions_N, table_of_N, tables_GSP[0])]
+
+            class Ours(FlashPlan):
+                def attend(self, q_NHD: Tensor, pool: Tensor, layout: Any, layer: int, window: int) -> Tensor:
+                    seen.append((len(positions_N), layer))
+                    return paged_attention(q_NHD, *places, pool, layout, layer, window)
+
+            return Ours({})
+
+    monkeypatch.setattr(cuda_runner, "FlashInfer", Attention)
+    runner = cuda_runner.CudaRunner(decoder, msgspec.structs.replace(SPEC, attention="flashinfer"))
+    plain = cuda_runner.CudaRunner(decoder, SPEC)
+    for batch in steps():
+        torch.testing.assert_close(runner.run(batch), plain.run(batch), atol=1e-4, rtol=0)
+    assert seen == [(12, layer) for layer in range(LAYERS)]
+
+
+def test_a_branch_in_a_graph_has_the_logits_of_a_chain(decoder: Decoder) -> None:
+    """A second way to go on from the second sequence's last id, in a page that copies what was there; twins are padded."""
+    runner = cuda_runner.CudaRunner(decoder, SPEC)
+    prompts, _ = steps()
+    tables_GSP = np.array([[[9, 4, 2], [3, 7, -1], [3, 8, 5]]], dtype=np.int32)
+    table_of_N, positions_N = np.array([0, 1, 1, 2, 2, 2], dtype=np.int32), np.array([7, 5, 6, 6, 7, 8])
+    tree = Batch(
+        np.array([1, 2, 3, 4, 5, 6]), positions_N, table_of_N, tables_GSP, np.arange(6), [], np.array([1]),
+        np.array([2], dtype=np.int32),
+    )  # fmt: skip
+    runner.run(prompts)
+    runner.copy_page(PageCopy(0, 7, 8))
+    found_MV = runner.run(tree)
+    assert [(shape.rows, shape.sequences, shape.twins) for shape in runner._graphs] == [(8, 4, 1)]
+    found_MV = found_MV.clone()
+    for table, ids in ((1, [2, 3]), (2, [2, 4, 5, 6])):
+        rows = np.arange(len(ids))
+        chain_GSP = np.array([[[3, 7, 6]]], dtype=np.int32)
+        chain = Batch(np.array(ids), 5 + rows, np.zeros(len(ids), dtype=np.int32), chain_GSP, rows, [])
+        expected_MV, own = runner.run(chain), table_of_N == table
+        torch.testing.assert_close(found_MV[own], expected_MV[-own.sum() :], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "small"])

@@ -21,13 +21,13 @@ Proposer = Callable[[Sequence], List[int]]
 
 def make_core(
     logits: Logits | None = None, *, speculate: bool = True, verifier: Verifier = "coupled", pages: int = 256, rows: int = 512,
-    batch: int = 64, windows: tuple[int, ...] = (), draft_length: int = 8,
+    batch: int = 64, windows: tuple[int, ...] = (), draft_length: int = 8, draft_branches: int = 1,
 ) -> EngineCore:  # fmt: skip
     groups = [Group(pages), *(Group(pages, window) for window in windows)]
     runner = ToyRunner(logits or hashed_logits(VOCAB), page_size=4, groups=groups)
     spec = EngineSpec(
         page_size=4, kv_tokens=4 * pages, step_tokens=rows, max_batch=batch, speculate="auto" if speculate else "off",
-        verifier=verifier, draft_length=draft_length,
+        verifier=verifier, draft_length=draft_length, draft_branches=draft_branches,
     )  # fmt: skip
     return EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda token_id: b"%c" % (97 + token_id))
 

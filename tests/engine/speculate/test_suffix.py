@@ -16,15 +16,16 @@ def ids(*values: int) -> "array[int]":
 
 def find(memory: Memory, tail: IntArray, limit: int) -> Found:
     (found,) = memory.find([tail], [limit])
+    assert memory.branches > 1 or not found.branches
     return found
 
 
 def test_a_quoted_tool_result() -> None:
     memory = Memory()
     memory.add(ids(9, 9, 10, 11, 12, 13, 14, 9, 9), 0)
-    assert find(memory, ids(1, 2, 10, 11, 12), 8) == ([13, 14, 9, 9], 3, 1)
+    assert find(memory, ids(1, 2, 10, 11, 12), 8) == ([13, 14, 9, 9], 3, 1, [])
     assert find(memory, ids(1, 2, 10, 11, 12), 2).ids == [13, 14]
-    assert find(memory, ids(11, 12), 8) == ([], 0, 0)  # two ids are no match
+    assert find(memory, ids(11, 12), 8) == ([], 0, 0, [])  # two ids are no match
 
 
 def test_the_longest_match_wins_and_equals_vote() -> None:
@@ -32,13 +33,31 @@ def test_the_longest_match_wins_and_equals_vote() -> None:
     memory.add(ids(1, 2, 3, 4, 50), 0)
     memory.add(ids(7, 2, 3, 4, 60), 0)
     assert find(memory, ids(1, 2, 3, 4), 3).ids == [50]
-    assert find(memory, ids(0, 2, 3, 4), 3) == ([60], 3, 0)  # one each: the newer
+    assert find(memory, ids(0, 2, 3, 4), 3) == ([60], 3, 0, [])  # one each: the newer
     memory.add(ids(8, 2, 3, 4, 50, 51), 0)
-    assert find(memory, ids(0, 2, 3, 4), 3) == ([50, 51], 3, 0)
+    assert find(memory, ids(0, 2, 3, 4), 3) == ([50, 51], 3, 0, [])
     memory.add(ids(5, 6, 7, 70), 0)
     memory.add(ids(4, 6, 7, 70, 71), 0)
     memory.add(ids(5, 6, 7, 70, 72), 0)
-    assert find(memory, ids(5, 6, 7), 3) == ([70, 72], 3, 2)  # both say 70, and one goes on
+    assert find(memory, ids(5, 6, 7), 3) == ([70, 72], 3, 2, [])  # both say 70, and one goes on
+
+
+def test_what_others_went_on_with_is_a_branch() -> None:
+    """From each place on where texts disagree, what the next most have; also where none has half of them."""
+    memory = Memory(branches=3)
+    for text in (
+        (0, 1, 2, 3, 10, 11, 12),
+        (0, 1, 2, 3, 10, 11, 13),
+        (0, 1, 2, 3, 10, 11, 12, 14),
+        (0, 1, 2, 3, 20, 21),
+    ):
+        memory.add(ids(*text), 0)
+    assert find(memory, ids(0, 1, 2, 3), 8) == ([10, 11, 12, 14], 4, 0, [(0, [20, 21]), (2, [13])])
+    assert find(memory, ids(0, 1, 2, 3), 2) == ([10, 11], 4, 0, [(0, [20, 21])])
+    assert find(memory, ids(0, 1, 2, 3), 1) == ([10], 4, 0, [(0, [20])])
+    for last in (30, 31, 32):
+        memory.add(ids(5, 6, 7, 8, 9, last, 33), 0)
+    assert find(memory, ids(5, 6, 7), 8) == ([8, 9], 3, 3, [(2, [32, 33])])
 
 
 def test_a_turn_follows_the_prompt_before_it() -> None:
