@@ -225,7 +225,7 @@ def test_branches_go_with_verifiers_that_judge_them() -> None:
     ):
         EngineSpec(verifier="block", draft_branches=2)
     params, texts = SamplingParams(temperature=0.3), dict[Sequence, list[int]]()
-    core = make_core(verifier="rejection", draft_branches=2)
+    core = make_core(verifier="rejection", draft_branches=2, draft_length=16)
     propose_trees(core, texts)
     found = [submit(core, [1, 2, 3], params=params, seed=seed) for seed in range(8)]
     plain = submit(other := make_core(speculate=False), [1, 2, 3], params=params)
