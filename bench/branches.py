@@ -26,7 +26,7 @@ def verify_all(core: EngineCore, *, text: bool) -> None:
     speculator = core.speculator
     assert speculator is not None
     speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
-    speculator.gate.choose = lambda limits, rates, modelled=(): list(limits)  # type: ignore[method-assign]
+    speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
     speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
     if not text:
         speculator._from_text = lambda sequences: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
