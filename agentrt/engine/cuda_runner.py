@@ -1,4 +1,4 @@
-"""A runner on a GPU: a step of decodes replays a CUDA graph, and nothing in it waits for the device.
+"""A runner on a GPU: decodes, and passes of a draft model, replay CUDA graphs, and nothing in a step waits for the device.
 
 A graph has fixed shapes, so a step is padded to the next captured one: rows of id 0 that write to a spare page and attend
 nothing. A shape is captured when it is first met. A step whose sequences have a few rows each, all of them read (decodes,
@@ -6,9 +6,9 @@ and drafts that are verified), is such a step. One with prompt chunks runs opera
 short beside the work. Logits stay on the device; the sampler reads what it draws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from agentrt.engine.model.causal import CausalModel
 from agentrt.engine.model.decoder import Decoder, PagedKV, Twins
 from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.runner import ModelRunner, features_of, side_by_side, twins_of
+from agentrt.engine.speculate.drafter import DraftModel
+from agentrt.engine.speculate.head import Step
 from agentrt.engine.weights import Install
 from agentrt_kernels.paged_attention.flashinfer import FlashInfer, FlashPlan
 from agentrt_kernels.paged_attention.launch import DevicePlan, lanes_of, tile_rows, to_device
@@ -36,6 +38,7 @@ DRAFTS = 16
 Ints = NDArray[np.int64] | NDArray[np.int32]
 Taps = dict[int, Tensor | None]
 """By number of layers, the hidden states after so many."""
+Result = TypeVar("Result")
 
 
 class Shape(NamedTuple):
@@ -83,7 +86,9 @@ class CudaRunner(ModelRunner):
                 f"engine.page_size must divide {DECODE_KEYS} on a GPU, but it is {spec.page_size}; take 16"
             )
         self._flash = _flash(decoder, spec) if spec.attention == "flashinfer" else None
-        self._graphs: dict[Shape, _Graph] = {}
+        self._graphs: dict[Shape, _Graph[tuple[Tensor, Taps]]] = {}
+        self._draft_graphs: dict[Shape, tuple[_Graph[Step], Tensor]] = {}
+        """With the memory that each reads hidden states from."""
         self._memory = torch.cuda.graph_pool_handle()  # one for all graphs, as one runs at a time
         self._staging = torch.cuda.Stream(decoder.device)  # type: ignore[no-untyped-call]
         super().__init__(decoder, spec)
@@ -100,12 +105,28 @@ class CudaRunner(ModelRunner):
         """Where they are: the sampler reads what it draws."""
         return logits_MV
 
-    def plan(
-        self, positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32], tables_SP: NDArray[np.int32], query_group: int
-    ) -> tuple[DevicePlan]:  # fmt: skip
-        """The rows' attention, planned once for all layers."""
-        plan = plan_attention(positions_N, table_of_N, tables_SP, self.page_size, tile_rows(query_group))
-        return (to_device(plan, query_group, self.decoder.device),)
+    def run_draft(self, model: DraftModel, kv: Sequence[PagedKV], batch: Batch, features_ND: Tensor) -> Step:
+        """As on the CPU; a pass of few rows a sequence replays a graph, in which all rows are read."""
+        group, device = model.query_group, self.decoder.device
+        plan = plan_attention(*batch[1:3], batch.tables_GSP[0], self.page_size, tile_rows(group))
+        if not has_few_rows(batch):
+            ids_N, positions_N, table_of_N, tables_GSP, rows_M = (
+                torch.from_numpy(array).to(device, non_blocking=True) for array in batch[:5]
+            )
+            device_plan = to_device(plan, group, device)
+            return model.forward(ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, features_ND, device_plan)
+        whole = batch._replace(out_rows_M=np.arange(len(batch.positions_N)))
+        shape = shape_of(whole, plan, group)
+        inputs = pad(whole, plan, shape, [len(pool) // layout.page_stride - 1 for pool, layout in kv])
+        if shape not in self._draft_graphs:
+            features_RD = features_ND.new_zeros(shape.rows if model.taps else 0, *features_ND.shape[1:])
+            run = partial(_draft_pass, model, kv, shape, features_RD)
+            self._draft_graphs[shape] = _Graph(run, inputs, device, self._memory), features_RD
+        graph, features_RD = self._draft_graphs[shape]
+        features_RD[: len(features_ND)].copy_(features_ND)
+        logits_RV, after_RD = graph.replay(inputs)
+        rows_M = torch.from_numpy(batch.out_rows_M).to(device, non_blocking=True)
+        return Step(logits_RV[rows_M], None if after_RD is None else after_RD[rows_M])
 
     def stage(self, source: WeightSource) -> Install:
         self._staging.wait_stream(torch.cuda.current_stream())  # a trainer in this process may still write them
@@ -146,41 +167,56 @@ class CudaRunner(ModelRunner):
         shape = shape_of(batch, plan, self.decoder.query_group)._replace(taps=self.taps)
         inputs = pad(batch, plan, shape, [group.num_pages for group in self.groups])
         if shape not in self._graphs:
-            self._graphs[shape] = _Graph(self.decoder, self._kv, inputs, shape, self._memory)
-        graph = self._graphs[shape]
-        return graph.replay(inputs)[: len(batch.out_rows_M)], graph.taps
+            run = partial(_step, self.decoder, self._kv, shape)
+            self._graphs[shape] = _Graph(run, inputs, self.decoder.device, self._memory)
+        logits_MV, taps = self._graphs[shape].replay(inputs)
+        return logits_MV[: len(batch.out_rows_M)], taps
 
 
-class _Graph:
-    """A captured forward and the memory that it reads and writes."""
+def _step(decoder: CausalModel, kv: Sequence[PagedKV], shape: Shape, inputs: Sequence[Tensor]) -> tuple[Tensor, Taps]:
+    """What a graph of a step computes: logits and hidden states of all rows."""
+    ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC, *twins = inputs
+    plan, taps = DevicePlan(items_I5, slots_NC, shape.slots, shape.lanes), Taps.fromkeys(shape.taps)
+    logits_MV = decoder.forward(
+        ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan, taps=taps,
+        twins=Twins(*twins) if shape.twins else None,
+    )  # fmt: skip
+    return logits_MV, taps
 
-    def __init__(self, decoder: CausalModel, kv: Sequence[PagedKV], inputs: Inputs, shape: Shape, memory: Any) -> None:
+
+def _draft_pass(
+    model: DraftModel, kv: Sequence[PagedKV], shape: Shape, features_RD: Tensor, inputs: Sequence[Tensor]
+) -> Step:
+    """What a graph of a draft model computes: all rows."""
+    ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC, *_ = inputs
+    plan = DevicePlan(items_I5, slots_NC, shape.slots, shape.lanes)
+    return model.forward(ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, features_RD, plan)
+
+
+class _Graph(Generic[Result]):
+    """A captured pass and the memory that it reads and writes."""
+
+    def __init__(
+        self, run: Callable[[Sequence[Tensor]], Result], inputs: Inputs, device: torch.device, memory: Any
+    ) -> None:
         self._host = [torch.from_numpy(array).pin_memory() for array in inputs]
-        self._device = [tensor.to(decoder.device) for tensor in self._host]
-        ids_N, positions_N, table_of_N, tables_GSP, rows_M, items_I5, slots_NC, *twins = self._device
-        plan = DevicePlan(items_I5, slots_NC, shape.slots, shape.lanes)
-        self.taps: Taps = dict.fromkeys(shape.taps)
-        """The hidden states of all rows, overwritten as the logits are."""
-        forward = partial(
-            decoder.forward, ids_N, positions_N, table_of_N, tables_GSP, kv, rows_M, plan, taps=self.taps,
-            twins=Twins(*twins) if shape.twins else None,
-        )  # fmt: skip
-        forward()  # compiles, which a capture cannot
+        self._device = [tensor.to(device) for tensor in self._host]
+        run(self._device)  # compiles, which a capture cannot
         self._graph = torch.cuda.CUDAGraph()
         # The threads that copy pages and stage weights use the device meanwhile; only this one may not.
         with torch.cuda.graph(self._graph, pool=memory, capture_error_mode="thread_local"):
-            self._logits_MV = forward()
+            self._result = run(self._device)
 
-    def replay(self, inputs: Inputs) -> Tensor:
-        """The logits of all rows, those that were added last; they are overwritten by the next replay.
+    def replay(self, inputs: Inputs) -> Result:
+        """What the pass gives for all rows, those that were added last; it is overwritten by the next replay.
 
-        The pinned copies are free to be written: whoever read the logits of the step before waited for it.
+        The pinned copies are free to be written: whoever read the logits of the pass before waited for it.
         """
         for host, device, array in zip(self._host, self._device, inputs, strict=True):
             host.copy_(torch.from_numpy(array))
             device.copy_(host, non_blocking=True)
         self._graph.replay()
-        return self._logits_MV
+        return self._result
 
 
 def _flash(decoder: CausalModel, spec: EngineSpec) -> FlashInfer:
@@ -196,7 +232,12 @@ def _flash(decoder: CausalModel, spec: EngineSpec) -> FlashInfer:
 
 def is_graphed(batch: Batch) -> bool:
     """Whether all rows are read and no sequence has many."""
-    return len(batch.out_rows_M) == len(batch.positions_N) and int(np.bincount(batch.table_of_N).max()) <= DRAFTS
+    return len(batch.out_rows_M) == len(batch.positions_N) and has_few_rows(batch)
+
+
+def has_few_rows(batch: Batch) -> bool:
+    """Whether no table has many rows."""
+    return int(np.bincount(batch.table_of_N).max()) <= DRAFTS
 
 
 def shape_of(batch: Batch, plan: Plan, lanes_a_row: int) -> Shape:

@@ -20,6 +20,8 @@ from agentrt.engine.model.causal import CausalModel
 from agentrt.engine.model.decoder import PagedKV, Twins
 from agentrt.engine.model.experts import held_type
 from agentrt.engine.sampler import Logits
+from agentrt.engine.speculate.drafter import DraftModel
+from agentrt.engine.speculate.head import Step
 from agentrt.engine.weights import Install, staged
 from agentrt_kernels.pages import PageLayout
 
@@ -64,11 +66,10 @@ class ModelRunner:
         logits: NDArray[np.float32] = logits_MV.cpu().numpy()
         return logits
 
-    def plan(
-        self, positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32], tables_SP: NDArray[np.int32], query_group: int
-    ) -> tuple[object, ...]:  # fmt: skip
-        """What a model's `forward` takes beyond its rows, if it has so many query heads for a KV head: here nothing."""
-        return ()
+    def run_draft(self, model: DraftModel, kv: Sequence[PagedKV], batch: Batch, features_ND: Tensor) -> Step:
+        """A pass of a draft model over rows in pages of its own."""
+        token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M = map(torch.from_numpy, batch[:5])
+        return model.forward(token_ids_N, positions_N, table_of_N, tables_GSP, kv, out_rows_M, features_ND)
 
     def _new_pool(self, pages: int, layout: PageLayout) -> Tensor:
         size, dtype = pages * layout.page_stride, self.decoder.kv_dtype

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agentrt.core import seeds
 from agentrt.core.spec import EngineSpec
-from agentrt.engine.batch import tables_of
+from agentrt.engine.batch import Batch, tables_of
 from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.group import size_groups
 from agentrt.engine.kv.lease import Lease
@@ -93,6 +93,9 @@ class DraftModel(Protocol):
 class Tapped(Protocol):
     """What is needed of the target's runner."""
 
+    SPARE_PAGES: int
+    """Pages that `run_draft` wants at the end of each pool."""
+
     decoder: CausalModel
     taps: tuple[int, ...]
     features_NF: Tensor | None
@@ -101,10 +104,8 @@ class Tapped(Protocol):
     def handed_out(self, logits_MV: Tensor) -> Logits:
         """Logits where the sampler wants them."""
 
-    def plan(
-        self, positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32], tables_SP: NDArray[np.int32], query_group: int
-    ) -> tuple[object, ...]:  # fmt: skip
-        """What a model's `forward` takes beyond its rows."""
+    def run_draft(self, model: DraftModel, kv: List[PagedKV], batch: Batch, features_ND: Tensor) -> Step:
+        """A pass of a draft model over rows in pages of its own; what it gives holds until the next pass."""
 
 
 @dataclass(eq=False, slots=True)
@@ -140,7 +141,7 @@ class Drafter:
         groups, layouts = size_groups(model.windows, spec), model.page_layouts(spec.page_size)
         self.cache = KVCache(groups, spec.page_size)
         self._kv = [
-            PagedKV(self._zeros(group.num_pages * layout.page_stride), layout)
+            PagedKV(self._zeros((group.num_pages + runner.SPARE_PAGES) * layout.page_stride), layout)
             for group, layout in zip(groups, layouts, strict=True)
         ]
         self._followers: dict[Sequence, _Follower] = {}
@@ -395,12 +396,8 @@ class Drafter:
         self, token_ids_N: NDArray[np.int64], positions_N: NDArray[np.int64], table_of_N: NDArray[np.int32],
         tables_GSP: NDArray[np.int32], out_rows_M: NDArray[np.int64], features_ND: Tensor,
     ) -> Step:  # fmt: skip
-        plan = self.runner.plan(positions_N, table_of_N, tables_GSP[0], self.model.query_group)
-        ids_N, places_N, tables_N, tables, rows_M = (
-            torch.from_numpy(array).to(self._device, non_blocking=True)
-            for array in (token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M)
-        )
-        return self.model.forward(ids_N, places_N, tables_N, tables, self._kv, rows_M, features_ND, *plan)
+        batch = Batch(token_ids_N, positions_N, table_of_N, tables_GSP, out_rows_M, [])
+        return self.runner.run_draft(self.model, self._kv, batch, features_ND)
 
     def _zeros(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self._dtype, device=self._device)

@@ -24,6 +24,7 @@ from torch import Tensor
 from agentrt.engine.model.decoder import Decoder, PagedKV
 from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.rope import rope_tables
+from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.speculate.head_config import HeadConfig
 from agentrt.engine.weights import Install
 from agentrt_kernels.pages import PageLayout
@@ -71,7 +72,13 @@ class DraftHead:
 
     def stage(self, weights: Mapping[str, Tensor]) -> Install:
         """New weights of the same shapes; the map between the vocabularies stays."""
-        return partial(setattr, self, "_layer", self._made(weights))
+        return partial(self._use, self._made(weights))
+
+    def _use(self, layer: _Layer) -> None:
+        if self.target.device.type == "cpu":
+            self._layer = layer
+        else:
+            overwrite(self._layer, layer)  # graphs read the memory of the weights that they were captured with
 
     def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
         """For its one cache group, where keys and values lie in pages of `page_size` ids."""

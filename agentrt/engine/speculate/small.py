@@ -6,6 +6,7 @@ from functools import partial
 from torch import Tensor
 
 from agentrt.engine.model.decoder import Decoder, PagedKV, expected_shapes
+from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.speculate.head import Step
 from agentrt.engine.weights import Install
 from agentrt_kernels.pages import PageLayout
@@ -27,7 +28,13 @@ class SmallModel:
     def stage(self, weights: Mapping[str, Tensor]) -> Install:
         """New weights of the same shapes."""
         own = {name: tensor.to(self.decoder.device, self.decoder.dtype, copy=True) for name, tensor in weights.items()}
-        return partial(setattr, self, "decoder", self.decoder.with_weights(own))
+        return partial(self._use, self.decoder.with_weights(own))
+
+    def _use(self, decoder: Decoder) -> None:
+        if decoder.device.type == "cpu":
+            self.decoder = decoder
+        else:
+            overwrite(self.decoder, decoder)  # graphs read the memory of the weights that they were captured with
 
     def page_layouts(self, page_size: int) -> tuple[PageLayout, ...]:
         """As the decoder's."""

@@ -3,7 +3,7 @@
 In place of captured graphs there is the same forward over memory that each replay overwrites.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokens import Tokens
 from agentrt.engine.batch import Batch
 from agentrt.engine.kv.pages import PageCopy
-from agentrt.engine.model.decoder import Decoder, PagedKV, Twins, expected_shapes
+from agentrt.engine.model.decoder import Decoder, expected_shapes
 from agentrt.engine.model.loader import LoadedModel
+from agentrt.engine.model.tensors import tensors_of
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.sequence import Sequence as Request
 from agentrt.engine.speculate import drafter as drafter_module
@@ -31,7 +32,7 @@ pytest.importorskip("triton")
 
 from agentrt.engine import cuda_runner
 from agentrt_kernels.paged_attention.flashinfer import FlashPlan
-from agentrt_kernels.paged_attention.launch import DevicePlan, paged_attention
+from agentrt_kernels.paged_attention.launch import paged_attention
 
 # Nothing is written for the rows that were added, so numpy, by which the interpreter computes, meets any number there.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning")
@@ -43,19 +44,16 @@ SPEC = EngineSpec(
 class Replayed:
     """In place of a captured graph."""
 
-    def __init__(self, decoder: Decoder, kv: Sequence[PagedKV], inputs: Any, shape: Any, memory: None) -> None:
-        self._forward, self._kv, self._shape = decoder.forward, kv, shape
-        self.taps: dict[int, Tensor | None] = dict.fromkeys(shape.taps)
+    def __init__(self, run: Callable[[list[Tensor]], Any], inputs: Any, device: torch.device, memory: None) -> None:
+        self._run, self._given, self.replays = run, list[Tensor](), 0
 
     @torch.inference_mode()
-    def replay(self, inputs: Any) -> Tensor:
-        for overwritten in self.taps.values():
-            if overwritten is not None:
-                overwritten.fill_(torch.nan)
-        *arrays, rows, items, slots, twin_rows, twin_tables = map(torch.from_numpy, inputs)
-        plan = DevicePlan(items, slots, self._shape.slots, self._shape.lanes)
-        twins = Twins(twin_rows, twin_tables) if self._shape.twins else None
-        return self._forward(*arrays, self._kv, rows, plan, taps=self.taps, twins=twins)
+    def replay(self, inputs: Any) -> Any:
+        for overwritten in self._given:
+            overwritten.fill_(torch.nan)
+        result = self._run([torch.from_numpy(array) for array in inputs])
+        self._given, self.replays = list(tensors_of(result)), self.replays + 1
+        return result
 
 
 @pytest.fixture
@@ -179,4 +177,8 @@ def test_a_draft_model_drafts_on_the_device(kind: str, decoder: Decoder, tmp_pat
             core.check()
         said.append([request.tokens.token_ids.tolist() for request in requests])
         assert (sum(request.drafted for request in requests) > 0) == (draft is not None)
+        if drafter is not None:
+            # The pass by which its time is first known, both prompts, and an id more of each request, in two steps.
+            graphs = runner._draft_graphs.items()  # type: ignore[union-attr]
+            assert {shape.rows: graph.replays for shape, (graph, _) in graphs} == {1: 1, 16: 1, 2: 2}
     assert said[1] == said[0]
