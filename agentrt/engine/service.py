@@ -36,7 +36,8 @@ from agentrt.core.tokens import Floats, Ids, Tokens
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.request import Bounds, check_ids, check_request
 from agentrt.engine.sequence import Sequence as EngineSequence
-from agentrt.engine.step import EngineCore, Update
+from agentrt.engine.step import EngineCore
+from agentrt.engine.update import Update
 
 ABORT_SECONDS = 30.0
 """How long a cancelled request waits for the step in flight, so that what it sampled is in the record."""

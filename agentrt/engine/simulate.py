@@ -30,7 +30,8 @@ from agentrt.engine.sampler import Drawn, Logits
 from agentrt.engine.scheduler import Crew
 from agentrt.engine.sequence import Sequence as EngineSequence
 from agentrt.engine.service import Command, EngineService
-from agentrt.engine.step import RESERVE_AFTER, EngineCore, Update, Work
+from agentrt.engine.step import RESERVE_AFTER, EngineCore, Work
+from agentrt.engine.update import Update
 from agentrt.engine.weights import Install
 
 LOGPROB = -1.0

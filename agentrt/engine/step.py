@@ -9,13 +9,13 @@ somebody needs to go on. Policy version, pages and the sequences in flight are o
 import math
 import time
 from bisect import insort
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from agentrt.core.errors import EngineFailure, WeightsError
-from agentrt.core.protocol import EngineStatistics, UpdateMode, WeightSource
+from agentrt.core.errors import EngineFailure
+from agentrt.core.protocol import EngineStatistics, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch, build_batch
 from agentrt.engine.conversations import Conversations
@@ -35,6 +35,7 @@ from agentrt.engine.speculate.accept import committed
 from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.speculator import Speculator
+from agentrt.engine.update import Update, stage_together
 from agentrt.engine.weights import Install
 from agentrt_kernels.sample.rules import Rule
 
@@ -42,8 +43,6 @@ LINK_SHARE = 0.8
 """Of the time of a step, at most, that copies are started for in either direction."""
 STANDBY_SECONDS = 0.01
 """How long a step without anything to compute waits for a copy, before it sees to what else was asked of the engine."""
-DRAFT = "draft."
-"""What the names of a draft model's weights begin with, in an update that has both."""
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
 DEAF_SECONDS = 0.1
@@ -77,21 +76,6 @@ class Runner(Protocol):
 
         Raises `WeightsError`. Nothing changes before the result is called, and then all at once.
         """
-
-
-@dataclass(eq=False, slots=True, kw_only=True)
-class Update:
-    """New weights that wait for the end of a step, or for that of every request in flight."""
-
-    version: int
-    mode: UpdateMode
-    install: Install
-    pause_seconds: float = 0.0
-    requests: int = 0
-    tokens_dropped: int = 0
-    is_done: bool = False
-    failure: Exception | None = None
-    """What `install` raised; the version did not change then."""
 
 
 @dataclass(slots=True)
@@ -203,21 +187,8 @@ class EngineCore:
 
     def stage(self, source: WeightSource) -> Install:
         """`Runner.stage`; tensors named `draft.*` are the draft model's, and are used from the same moment on."""
-        if not isinstance(source, Mapping):
-            return self.runner.stage(source)
-        own = {name.removeprefix(DRAFT): tensor for name, tensor in source.items() if name.startswith(DRAFT)}
-        install = self.runner.stage({name: tensor for name, tensor in source.items() if not name.startswith(DRAFT)})
-        if not own:
-            return install
-        if self.speculator is None or self.speculator.drafter is None:
-            raise WeightsError(f"the new weights hold {DRAFT}{min(own)}, and this engine has no draft model")
-        refresh = self.speculator.drafter.stage(own)
-
-        def both() -> None:
-            install()
-            refresh()
-
-        return both
+        drafter = self.speculator.drafter if self.speculator else None
+        return stage_together(source, self.runner.stage, drafter.stage if drafter else None)
 
     def begin_update(self, update: Update) -> None:
         """Change the weights before the next step; in mode `drain` when the requests in flight have ended."""

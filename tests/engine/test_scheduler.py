@@ -125,6 +125,14 @@ def test_no_more_sequences_than_allowed() -> None:
     assert len(plan_step([demand(0, 5, 4)], waiting, capacity(sequences=3)).admitted) == 2
 
 
+def demands(
+    run: list[tuple[int, int, int]], wait: list[tuple[int, int, int]]
+) -> tuple[list[Demand], list[Demand]]:  # fmt: skip
+    """Those that run, of known and computed ids and growth, and those that wait, with nothing computed."""
+    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth) in enumerate(run)]
+    return running, [demand(i, known, growth=growth) for i, (known, _, growth) in enumerate(wait)]
+
+
 DEMANDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), st.integers(1, 20)), max_size=6)
 
 
@@ -132,8 +140,7 @@ DEMANDS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 39), st.integers
 def test_a_plan_never_takes_more_than_there_is(
     run: list[tuple[int, int, int]], wait: list[tuple[int, int, int]], rows: int, pages: int
 ) -> None:
-    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth) in enumerate(run)]
-    waiting = [demand(i, known, growth=growth) for i, (known, _, growth) in enumerate(wait)]
+    running, waiting = demands(run, wait)
     plan = plan_step(running, waiting, capacity(rows=rows, pages=pages))
     chunks = [(running[i], n) for i, n in plan.running] + [(waiting[i], n) for i, n in plan.admitted]
     assert sum(count for _, count in chunks) <= rows
@@ -149,8 +156,7 @@ def test_a_plan_never_takes_more_than_there_is(
 def test_a_crew_is_planned_as_its_members_are(
     run: list[tuple[int, int, int]], wait: list[tuple[int, int, int]], rows: int, pages: int
 ) -> None:
-    running = [demand(i, known, min(done, known - 1), growth=growth) for i, (known, done, growth) in enumerate(run)]
-    waiting = [demand(i, known, growth=growth) for i, (known, _, growth) in enumerate(wait)]
+    running, waiting = demands(run, wait)
     decodes = [one for one in running if one.missing == 1]
     others = [one for one in running if one.missing > 1]
     priced = capacity(rows=rows, pages=pages)._replace(cost_per_key=0.125)

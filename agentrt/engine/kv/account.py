@@ -1,6 +1,14 @@
 """What a lease's KV costs: bytes held, by time, on the device and on the host."""
 
+from typing import TYPE_CHECKING
+
 from agentrt.core.protocol import KVUsage
+from agentrt.engine.kv.pages import NONE
+from agentrt.engine.kv.radix import HOST
+
+if TYPE_CHECKING:
+    from agentrt.engine.kv.lease import Lease
+    from agentrt.engine.kv.tiers import HostTier
 
 
 class Meter:
@@ -54,3 +62,21 @@ class Meter:
         self._device = self._host = self._tool_device = self._tool_host = self.wait = 0.0
         self.reprefilled = self.restored = 0
         return usage
+
+
+def count_held(lease: "Lease", tier: "HostTier", page_size: int, now: float) -> None:
+    """Have a lease's meter count what it holds from now on. What open leases share is divided among them."""
+    meter, page_bytes = lease.meter, tier.page_bytes
+    path = lease.anchor.path() if lease.anchor else []
+    own = max(len(lease.pages) - (lease.anchor.end if lease.anchor else 0), 0)
+    lease.unshared = (own + sum(node.length for node in path if node.users == 1)) * page_size
+    meter.charge(now)
+    meter.device_bytes = meter.host_bytes = 0.0
+    if lease.pages:
+        meter.device_bytes = (own + sum(node.length / node.users for node in path)) * page_bytes[0]
+        for size, row in zip(page_bytes[1:], lease.table[1:], strict=True):
+            meter.device_bytes += (len(row) - row.count(NONE)) * size
+    for size, pool, group in zip(page_bytes, tier.pools, range(len(page_bytes)), strict=True):
+        if pool.num_free < pool.num_pages:
+            saved = ((node.length - node.tables[HOST][group].count(NONE)) / node.users for node in path)
+            meter.host_bytes += sum(saved) * size

@@ -7,11 +7,13 @@ on, is this file's. Sequences, steps and the model are none of its business.
 import math
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
+from operator import attrgetter
 
 from agentrt.core.tokens import IntArray
+from agentrt.engine.kv.account import count_held
 from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import IllegalMoveError, Lease, Pause, Rank, State
+from agentrt.engine.kv.lease import REVOCABLE, IllegalMoveError, Lease, Pause, State
 from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, pages_of
 from agentrt.engine.kv.policy import EVERYBODY, Kind, LeaseView, Lru, Policy, PoolView
 from agentrt.engine.kv.radix import DEVICE, HOST, Namespace, Node, RadixTree, Rows
@@ -30,8 +32,6 @@ INSIDE_SECONDS = 0.5
 """How long the policy's word on who is let in holds."""
 HEADROOM = 0.125
 """Of the device's pages: prefetching leaves as many for those that run."""
-
-REVOCABLE = {State.CACHED, State.PINNED, State.RESTORING}
 
 
 class KVCache:
@@ -125,14 +125,14 @@ class KVCache:
         again = max(0, min(lease.high_water, len(ids)) - self.arriving(lease))
         lease.meter.reprefilled += again
         self.num_reprefilled += again
-        self._recount(lease)
+        self._count_held(lease)
         return self.arriving(lease)
 
     def suspend(self, lease: Lease, ids: IntArray) -> None:
         """The sequence stopped running: its whole pages go to the prefix cache, and the lease may be revoked."""
         self.settle(lease, ids)
         self._move(lease, State.RESTORING if lease.job else State.CACHED)
-        self._recount(lease)
+        self._count_held(lease)
         in_use = self.pool.num_pages - self.pool.num_available
         if lease.state is State.CACHED and self.policy.uses_host and in_use > SAVE_ABOVE * self.pool.num_pages:
             self.tier.save(lease)
@@ -234,7 +234,7 @@ class KVCache:
         for copy in copies:
             child.table[copy.group].append(copy.target)
         child.computed = child.high_water = computed
-        self._recount(child)
+        self._count_held(child)
         return child, copies
 
     def pause(self, lease: Lease, pause: Pause) -> None:
@@ -244,7 +244,7 @@ class KVCache:
         lease.pause = pause
         lease.meter.pause(self.clock())
         if lease.state in (State.CACHED, State.PINNED):
-            self._apply(lease, self.policy.on_pause(self._view(0, lease, self.clock()), self._rates()))
+            self._apply(lease, self.policy.on_pause(LeaseView.of(lease, self.page_size, self.clock()), self._rates()))
 
     def unpause(self, lease: Lease) -> None:
         """The tool has ended and a turn follows: what is parked comes back at once, if there is room."""
@@ -260,7 +260,7 @@ class KVCache:
         self._release(lease)
         if not is_saved:
             self._anchor(lease, None)
-        self._recount(lease)
+        self._count_held(lease)
 
     def renew(self, version: int, *, keep: bool = False) -> None:
         """There is a new policy: every lease moves to its namespace and gives up the KV of the old one, on the host too.
@@ -276,7 +276,7 @@ class KVCache:
                 self.tier.forget(lease)
                 self._release(lease)
                 self._anchor(lease, None)
-                self._recount(lease)
+                self._count_held(lease)
             lease.namespace = lease.namespace._replace(version=version)
 
     def revoke_idle(self) -> bool:
@@ -302,7 +302,7 @@ class KVCache:
             return False
         now, before = self.clock(), self.pool.num_available
         pool = self._pool_view()._replace(waiting=waiting, lacking=lacking - coming, is_stuck=is_stuck)
-        views = [self._view(slot, lease, now) for slot, lease in enumerate(leases)]
+        views = [LeaseView.of(lease, self.page_size, now, slot) for slot, lease in enumerate(leases)]
         for action in self.policy.make_room(views, pool):
             if self.pool.num_available >= goal:
                 break
@@ -326,7 +326,7 @@ class KVCache:
         if self._inside == EVERYBODY:
             return leases
         with_kv, without = self._inside
-        return [one for one in leases if _place(one) <= (with_kv if one.anchor or one.computed else without)]
+        return [one for one in leases if one.place <= (with_kv if one.anchor or one.computed else without)]
 
     def prefetch(self, budget_bytes: float) -> None:
         """Bring parked leases back to pages that nobody needs: what fits the budget, but one at least."""
@@ -336,7 +336,7 @@ class KVCache:
         if slack <= self._refused:
             return
         leases, now = list(self._parked), self.clock()
-        views = [self._view(slot, lease, now) for slot, lease in enumerate(leases)]
+        views = [LeaseView.of(lease, self.page_size, now, slot) for slot, lease in enumerate(leases)]
         for slot in self.policy.prefetch(views, self._pool_view()):
             if budget_bytes <= 0:
                 return
@@ -386,31 +386,17 @@ class KVCache:
             device.check(tables, self.tree.pages(group), self.tier.in_copies(DEVICE, group))
             host.check([], self.tree.pages(group, HOST), self.tier.in_copies(HOST, group))
         for lease in self._leases:
-            self._check_lease(lease)
+            lease.check(self.tree, self.page_size)
         assert set(self._parked) == {lease for lease in self._leases if lease.state is State.PARKED}
         assert set(self._parking) == {lease for lease in self._leases if lease.state is State.PARKING}
         pinned = [len(lease.pages) for lease in self._leases if lease.state is State.PINNED]
         assert self.num_pinned == sum(pinned) <= PINNED_SHARE * self.pool.num_pages, "too much is pinned"
 
-    def _check_lease(self, lease: Lease) -> None:
-        has_pages = lease.state in REVOCABLE | {State.RUNNING, State.PARKING}
-        assert has_pages or not lease.pages, f"a lease that is {lease.state} holds pages"
-        assert not lease.branches, "a lease has branches, and no step runs"
-        assert lease.computed <= len(lease.pages) * self.page_size, "a lease has KV without a page for it"
-        if lease.pages and lease.anchor:
-            assert lease.anchor.end <= len(lease.pages), "a lease is anchored beyond its pages"
-        assert lease.job is None or lease.computed == 0, "a lease counts KV that is still being copied"
-        whole = self.arriving(lease) // self.page_size
-        for group, row in zip(self.groups, lease.table, strict=True):
-            assert len(row) == len(lease.pages), "the rows of a table differ in length"
-            start = self.tree.first_kept(group, whole)
-            assert [page == NONE for page in row] == [place < start for place in range(len(row))], "a window is off"
-
     def _end_pause(self, lease: Lease, *, is_cut: bool = False) -> bool:
         """Tell the policy that the tool has ended; False if none ran. One that was ended at its deadline was cut too."""
         if lease.pause is None:
             return False
-        view = self._view(0, lease, self.clock())
+        view = LeaseView.of(lease, self.page_size, self.clock())
         left = math.inf if view.deadline is None else view.deadline
         self.policy.on_resume(view, is_cut=is_cut or (1 - CUT_SHARE) * left <= CUT_SHARE * view.elapsed)
         lease.meter.resume(self.clock())
@@ -460,13 +446,13 @@ class KVCache:
         """Room on the host for a lease, if need be in the place of those that wait outside, the latest opened first."""
         leases, free = [lease, *self._parking], self.tier.pools[0].num_free
         while not (has_room := self.tier.make_room(leases)):
-            outside = [parked for parked in self._parked if _place(parked) > max(self._inside.with_kv, _place(lease))]
+            outside = [parked for parked in self._parked if parked.place > max(self._inside.with_kv, lease.place)]
             if not outside:
                 break
-            last = max(outside, key=_place)
+            last = max(outside, key=attrgetter("place"))
             self._move(last, State.DROPPED)
             self._anchor(last, None)
-            self._recount(last)
+            self._count_held(last)
         if self.tier.pools[0].num_free > free:  # copies of what leases have on the device may have made way
             for one in self._leases:
                 one.is_saved = one.is_saved and self.tier.is_saved(one)
@@ -498,7 +484,7 @@ class KVCache:
                 return False
         self._take_over(lease, lease.anchor, table)
         self._move(lease, State.RESTORING if lease.job else State.CACHED)
-        self._recount(lease)
+        self._count_held(lease)
         return True
 
     def _note(self, ended: Sequence[Job]) -> None:
@@ -524,7 +510,7 @@ class KVCache:
             lease.meter.wait += self.clock() - lease.resumed
         else:
             self._move(lease, State.CACHED)
-        self._recount(lease)
+        self._count_held(lease)
         return True
 
     def _saved(self, lease: Lease) -> None:
@@ -533,44 +519,16 @@ class KVCache:
         if lease.state is State.PARKING and (lease.is_saved or not self.tier.is_saving(lease)):
             self.revoke(lease)
         elif lease.state is not State.CLOSED:
-            self._recount(lease)
+            self._count_held(lease)
 
-    def _recount(self, lease: Lease) -> None:
-        """Count what a lease holds from now on. What open leases share is divided among them."""
-        meter, page_bytes = lease.meter, self.tier.page_bytes
-        path = lease.anchor.path() if lease.anchor else []
-        own = max(len(lease.pages) - (lease.anchor.end if lease.anchor else 0), 0)
-        lease.unshared = (own + sum(node.length for node in path if node.users == 1)) * self.page_size
-        meter.charge(self.clock())
-        meter.device_bytes = meter.host_bytes = 0.0
-        if lease.pages:
-            meter.device_bytes = (own + sum(node.length / node.users for node in path)) * page_bytes[0]
-            for size, row in zip(page_bytes[1:], lease.table[1:], strict=True):
-                meter.device_bytes += (len(row) - row.count(NONE)) * size
-        for size, pool, group in zip(page_bytes, self.tier.pools, range(len(page_bytes)), strict=True):
-            if pool.num_free < pool.num_pages:
-                saved = ((node.length - node.tables[HOST][group].count(NONE)) / node.users for node in path)
-                meter.host_bytes += sum(saved) * size
-
-    def _view(self, slot: int, lease: Lease, now: float) -> LeaseView:
-        pause, hints = lease.pause, lease.hints
-        tokens = lease.computed or (lease.anchor.end * self.page_size if lease.anchor else 0)
-        tool, arguments, elapsed, eta, deadline = "", "", 0.0, None, None
-        if pause is not None:
-            tool, arguments, elapsed = pause.tool, pause.arguments, now - pause.since
-            eta = None if pause.eta is None else pause.eta - now
-            deadline = None if pause.deadline is None else pause.deadline - now
-        return LeaseView(
-            slot, lease.state, tokens, lease.unshared, lease.is_saved, lease.number, lease.is_wanted, tool, arguments, elapsed,
-            eta, deadline, hints.group, hints.members_left, hints.is_filtered, hints.oldest_version, lease.high_water,
-            _place(lease), lease.is_running,
-        )  # fmt: skip
+    def _count_held(self, lease: Lease) -> None:
+        count_held(lease, self.tier, self.page_size, self.clock())
 
     def _by_rank(self, now: float) -> Iterator[LeaseView]:
         """All leases, who comes first first; made when somebody looks at them."""
         self.on_review()
-        for slot, lease in enumerate(sorted(self._leases, key=_place)):
-            yield self._view(slot, lease, now)
+        for slot, lease in enumerate(sorted(self._leases, key=attrgetter("place"))):
+            yield LeaseView.of(lease, self.page_size, now, slot)
 
     def _pool_view(self) -> PoolView:
         host = self.tier.pools[0]
@@ -590,7 +548,7 @@ class KVCache:
         staying = {
             node
             for lease in (*self._parked, *self._parking, *self.tier.loading)
-            if lease.anchor and (lease.state is not State.PARKED or _place(lease) <= self._inside.with_kv)
+            if lease.anchor and (lease.state is not State.PARKED or lease.place <= self._inside.with_kv)
             for node in lease.anchor.path()
         }
         return self.tier.pools[0].num_pages - sum(node.length for node in staying)
@@ -626,8 +584,3 @@ class KVCache:
                 pass
             # A sixteenth of the pool at once, for the search goes through the whole tree.
             evict_window(self.tree, group, max(count - pool.num_free, pool.num_pages // 16))
-
-
-def _place(lease: Lease) -> Rank:
-    """Its rank, and among equals who came first."""
-    return *lease.rank, lease.number

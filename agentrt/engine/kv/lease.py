@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from agentrt.core.protocol import SessionHints
 from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.account import Meter
-from agentrt.engine.kv.radix import Namespace, Node
+from agentrt.engine.kv.pages import NONE
+from agentrt.engine.kv.radix import Namespace, Node, RadixTree
 
 if TYPE_CHECKING:
     from agentrt.engine.kv.tiers import Job
@@ -48,6 +49,8 @@ class State(StrEnum):
     CLOSED = "closed"
 
 
+REVOCABLE = {State.CACHED, State.PINNED, State.RESTORING}
+"""Idle, with pages that may be taken at any time."""
 _IDLE = {State.CACHED, State.PINNED, State.PARKING, State.PARKED, State.RESTORING, State.DROPPED}
 MOVES: dict[State, set[State]] = {
     State.OPEN: {State.RUNNING, State.CACHED, State.CLOSED},
@@ -138,6 +141,11 @@ class Lease:
         return self.table[0]
 
     @property
+    def place(self) -> Rank:
+        """Its rank, and among equals who came first."""
+        return *self.rank, self.number
+
+    @property
     def is_running(self) -> bool:
         return self.state is State.RUNNING
 
@@ -146,3 +154,18 @@ class Lease:
         if state not in MOVES[self.state]:
             raise IllegalMoveError(f"a lease that is {self.state} cannot become {state}")
         self.state = state
+
+    def check(self, tree: RadixTree, page_size: int) -> None:
+        """Raise `AssertionError` if what it says of itself does not go together. No step runs."""
+        has_pages = self.state in REVOCABLE | {State.RUNNING, State.PARKING}
+        assert has_pages or not self.pages, f"a lease that is {self.state} holds pages"
+        assert not self.branches, "a lease has branches, and no step runs"
+        assert self.computed <= len(self.pages) * page_size, "a lease has KV without a page for it"
+        if self.pages and self.anchor:
+            assert self.anchor.end <= len(self.pages), "a lease is anchored beyond its pages"
+        assert self.job is None or self.computed == 0, "a lease counts KV that is still being copied"
+        whole = len(self.pages) if self.job else self.computed // page_size
+        for group, row in zip(tree.groups, self.table, strict=True):
+            assert len(row) == len(self.pages), "the rows of a table differ in length"
+            start = tree.first_kept(group, whole)
+            assert [page == NONE for page in row] == [place < start for place in range(len(row))], "a window is off"

@@ -9,9 +9,9 @@ policy would keep.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
-from agentrt.engine.kv.lease import Rank, State
+from agentrt.engine.kv.lease import Lease, Rank, State
 from agentrt.engine.kv.rates import Rates
 
 Kind = Literal["cache", "keep", "park", "drop"]
@@ -50,6 +50,22 @@ class LeaseView(NamedTuple):
     rank: Rank = (0.0,)
     """Whose turns come first: the lower; no two have the same."""
     is_running: bool = False
+
+    @classmethod
+    def of(cls, lease: Lease, page_size: int, now: float, slot: int = 0) -> Self:
+        """What a lease is now."""
+        pause, hints = lease.pause, lease.hints
+        tokens = lease.computed or (lease.anchor.end * page_size if lease.anchor else 0)
+        tool, arguments, elapsed, eta, deadline = "", "", 0.0, None, None
+        if pause is not None:
+            tool, arguments, elapsed = pause.tool, pause.arguments, now - pause.since
+            eta = None if pause.eta is None else pause.eta - now
+            deadline = None if pause.deadline is None else pause.deadline - now
+        return cls(
+            slot, lease.state, tokens, lease.unshared, lease.is_saved, lease.number, lease.is_wanted, tool, arguments, elapsed,
+            eta, deadline, hints.group, hints.members_left, hints.is_filtered, hints.oldest_version, lease.high_water,
+            lease.place, lease.is_running,
+        )  # fmt: skip
 
 
 class Inside(NamedTuple):

@@ -40,13 +40,8 @@ class Speculator:
         self, draft_length: int, branches: int = 1, drafter: Drafter | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.memory, self.gate, self.draft_length, self.drafter = (
-            Memory(branches=branches),
-            Gate(),
-            draft_length,
-            drafter,
-        )
-        self._clock = clock
+        self.memory, self.gate, self._clock = Memory(branches=branches), Gate(), clock
+        self.draft_length, self.drafter = draft_length, drafter
         self.freshness = Freshness()
         """Of the draft model."""
         self.trial = Trial()

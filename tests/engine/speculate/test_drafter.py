@@ -15,7 +15,8 @@ from agentrt.engine.model.decoder import expected_shapes
 from agentrt.engine.sampler import laws_of
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.head import Step
-from agentrt.engine.step import EngineCore, Update
+from agentrt.engine.step import EngineCore
+from agentrt.engine.update import Update
 from agentrt_kernels.sample.reference import probabilities
 
 KINDS = ["eagle3", "mtp", "small"]

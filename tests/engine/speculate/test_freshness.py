@@ -10,7 +10,8 @@ from test_drafter import drafter_of, drain, prompt, said, submit
 from agentrt.core.errors import WeightsError
 from agentrt.engine.model.decoder import expected_shapes
 from agentrt.engine.speculate.freshness import ENOUGH, Freshness, Stale, balance
-from agentrt.engine.step import EngineCore, Update
+from agentrt.engine.step import EngineCore
+from agentrt.engine.update import Update
 
 
 def note(freshness: Freshness, accepted: int, times: int = ENOUGH) -> list[Stale]:

@@ -114,10 +114,18 @@ def half_right(texts: dict[Sequence, list[int]], seed: int = 0) -> Proposer:
     return propose
 
 
-def run_all(core: EngineCore, count: int, texts: list[list[int]] | None = None) -> list[Sequence]:
+def propose_half_right(core: EngineCore, texts: dict[Sequence, list[int]]) -> None:
+    propose_with(core, half_right(texts))
+
+
+def run_all(
+    core: EngineCore, count: int, texts: list[list[int]] | None = None,
+    propose: Callable[[EngineCore, dict[Sequence, list[int]]], None] = propose_half_right,
+) -> list[Sequence]:  # fmt: skip
+    """Submit so many requests and run them; with `texts`, what each will say, drafts are proposed from these."""
     by_sequence: dict[Sequence, list[int]] = {}
     if texts:
-        propose_with(core, half_right(by_sequence))
+        propose(core, by_sequence)
     sequences = [submit(core, prompt(index), **request(index)) for index in range(count)]
     by_sequence |= dict(zip(sequences, texts or [], strict=False))
     drain(core)

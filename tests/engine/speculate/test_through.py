@@ -30,7 +30,8 @@ from agentrt.engine.kv.group import Group
 from agentrt.engine.sampler import laws_of, sample
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import Draft
-from agentrt.engine.step import EngineCore, Update
+from agentrt.engine.step import EngineCore
+from agentrt.engine.update import Update
 from agentrt.testing.toy import ToyRunner, hashed_logits
 from agentrt_kernels.sample import cpu
 from agentrt_kernels.sample.rules import Rule, Rules

@@ -1,12 +1,11 @@
 """Drafts that branch: the same ids and bits as without speculation, and pages, hidden states and rows of each branch."""
 
 import random
-from collections.abc import Callable
 from collections.abc import Sequence as List
 from functools import cache
 
 import pytest
-from test_speculation import VOCAB, drain, everything, keep_open, make_core, prompt, request, sampled, submit
+from test_speculation import VOCAB, drain, everything, keep_open, make_core, prompt, run_all, sampled, submit
 
 from agentrt.core.models import find_model
 from agentrt.core.spec import EngineSpec, SamplingParams
@@ -26,7 +25,6 @@ from agentrt.engine.step import EngineCore
 #           └─ 9 ─ 6             places 1, 3
 TREE = Draft((5, 9, 6, 6, 8, 7), (), "text", (-1, -1, 0, 1, 0, 2))
 CHAIN = Draft((5, 6, 7))
-Proposer = Callable[[Sequence], Draft]
 
 
 def test_paths_of_a_tree() -> None:
@@ -107,20 +105,12 @@ def propose_trees(core: EngineCore, texts: dict[Sequence, list[int]], seed: int 
     core.speculator._from_text = lambda sequences: [draft(one) for one in sequences]  # type: ignore[method-assign]
 
 
-def run_all(core: EngineCore, count: int, texts: list[list[int]] | None = None) -> list[Sequence]:
-    by_sequence: dict[Sequence, list[int]] = {}
-    if texts:
-        propose_trees(core, by_sequence)
-    sequences = [submit(core, prompt(index), **request(index)) for index in range(count)]
-    by_sequence |= dict(zip(sequences, texts or [], strict=False))
-    drain(core)
-    return sequences
-
-
 def test_the_same_bits_with_trees_and_without() -> None:
     """Rows 7, 11 and 36: mixed parameters; penalties, grammars and stop state after each branch."""
     plain = run_all(make_core(speculate=False, pages=4096), 120)
-    found = run_all(make_core(pages=4096, draft_length=16), 120, [sampled(sequence) for sequence in plain])
+    found = run_all(
+        make_core(pages=4096, draft_length=16), 120, [sampled(sequence) for sequence in plain], propose_trees
+    )
     for index, (one, other) in enumerate(zip(found, plain, strict=True)):
         assert everything(one) == everything(other), index
     assert sum(one.accepted for one in found) > 150
@@ -137,7 +127,7 @@ def test_the_same_bits_in_chunks_with_preemption_and_windows(limits: dict[str, i
     core = make_core(draft_length=16, **limits)  # type: ignore[arg-type]
     for _ in range(40):
         core._lengths.add(1)
-    found = run_all(core, 24, [sampled(sequence) for sequence in plain])
+    found = run_all(core, 24, [sampled(sequence) for sequence in plain], propose_trees)
     assert [everything(one)[:8] for one in found] == [everything(other)[:8] for other in plain]
     assert sum(one.accepted for one in found) > 20
     assert ("pages" in limits) == (core.statistics(0).preemptions > 0)
