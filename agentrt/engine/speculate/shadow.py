@@ -32,7 +32,7 @@ class Shadow:
         return list(self._drafts)
 
     def keep(self, sequence: Sequence, draft: Draft) -> None:
-        """This may follow what the sequence has now. Does nothing while something else is held against it."""
+        """This chain may follow what the sequence has now. Does nothing while something else is held against it."""
         self._drafts.setdefault(sequence, (len(sequence.tokens), draft))
 
     def settle(self, sequence: Sequence, *, is_over: bool = False) -> Outcome | None:
@@ -41,9 +41,7 @@ class Shadow:
             return None
         start, draft = self._drafts[sequence]
         sampled = sequence.tokens.token_ids[start : start + len(draft.ids)]
-        accepted = 0
-        while accepted < len(sampled) and sampled[accepted] == draft.ids[accepted]:
-            accepted += 1
+        accepted = len(draft.walk(sampled))
         is_known = accepted < len(sampled) or accepted == len(draft.ids)
         if not is_known and not is_over:
             return None
