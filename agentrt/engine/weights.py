@@ -22,12 +22,12 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from agentrt.core.errors import WeightsError
+from agentrt.core.errors import UsageError, WeightsError
 from agentrt.core.protocol import BroadcastWeights, DeviceWeights, SharedWeights, WeightSource
 from agentrt.engine.device_weights import from_device
+from agentrt.engine.model.folder import read_folder
 
 BUCKET_ELEMENTS = 2**24
 """Tensors are broadcast together up to this many elements, 64 MiB."""
@@ -127,17 +127,10 @@ def _staged(source: WeightSource, shapes: Shapes, stage: Stage) -> Install:
 
 
 def _from_folder(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightsError(f"{folder} has no safetensors")
-    weights = dict[str, Tensor]()
-    for path in files:
-        try:
-            with safe_open(path, framework="pt") as file:
-                weights |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except (OSError, SafetensorError) as error:
-            raise WeightsError(f"{path} cannot be read: {error}") from error
-    return weights
+    try:
+        return read_folder(folder)
+    except UsageError as error:
+        raise WeightsError(str(error)) from error
 
 
 def _from_memory(source: SharedWeights) -> dict[str, Tensor]:

@@ -154,7 +154,8 @@ async def test_what_cannot_be_taken_changes_nothing(root: Path, tmp_path: Path) 
             assert await answer(url, {"version": 1, "folder": "link"}) == (400, outside)
             assert await answer(url, {"version": 1}) == (400, "give one of folder, memory and device_memory")
             status, words = await answer(url, {"version": 1, "folder": "nothing"})
-            assert (status, words) == (400, f"{root / 'nothing'} has no safetensors")
+            nothing = f"{root / 'nothing'} has no safetensors; give the folder that the weights are in"
+            assert (status, words) == (400, nothing)
             status, words = await answer(url, {"version": 1, "folder": "step-1", "mod": "keep"})
             assert status == 400
             assert "mod" in words

@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import group_windows, groups_of
 from agentrt.engine.model.decoder import OpsName, PagedKV, Twins, load_ops, ops_for
+from agentrt.engine.model.folder import read_folder
 from agentrt.engine.model.linear import Linear
 from agentrt.engine.model.loader import hash_weights
 from agentrt.engine.model.quantized import FULL
@@ -99,7 +99,7 @@ def load_foreign(folder: Path, device: str, why: str, ops: OpsName | None = None
     except (_RefusedError, *REFUSALS) as error:
         reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise UsageError(f"{why}. Nor can it run through transformers' module: {reason}") from error
-    return Foreign(model, hash_weights(_read_all(folder)))
+    return Foreign(model, hash_weights(read_folder(folder)))
 
 
 class ForeignModel:
@@ -359,15 +359,3 @@ def _updated(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_parameters()
     kept = module.state_dict().keys()
     yield from ((name, one) for name, one in module.named_buffers() if name in kept and one.is_floating_point())
-
-
-def _read_all(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, as its files hold them."""
-    found: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}; fetch the model again") from error
-    return found

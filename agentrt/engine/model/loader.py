@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.config import ModelConfig, load_config
 from agentrt.engine.model.decoder import Decoder, OpsName, expected_shapes, ops_for
 from agentrt.engine.model.experts import held_type
+from agentrt.engine.model.folder import opened
 from agentrt.engine.model.quantized import FULL, Precision
 
 INDEX = "model.safetensors.index.json"
@@ -89,18 +89,15 @@ def _file_of(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, P
 
 
 def _read_file(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            missing = sorted(shapes.keys() - set(file.keys()))
-            if missing:
-                raise UsageError(f"{path}: {_named(missing)} missing; config.json is of another model")
-            for name, shape in shapes.items():
-                found = tuple(file.get_slice(name).get_shape())
-                if found != shape:
-                    raise UsageError(f"{path}: {name} is {found} and by config.json {shape}; they are of two models")
-            return {name: file.get_tensor(name) for name in shapes}
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}; fetch the model again") from error
+    with opened(path) as file:
+        missing = sorted(shapes.keys() - set(file.keys()))
+        if missing:
+            raise UsageError(f"{path}: {_named(missing)} missing; config.json is of another model")
+        for name, shape in shapes.items():
+            found = tuple(file.get_slice(name).get_shape())
+            if found != shape:
+                raise UsageError(f"{path}: {name} is {found} and by config.json {shape}; they are of two models")
+        return {name: file.get_tensor(name) for name in shapes}
 
 
 def _named(names: list[str]) -> str:

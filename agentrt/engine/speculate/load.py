@@ -4,10 +4,10 @@ from pathlib import Path
 
 import structlog
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from agentrt.core.errors import UsageError
+from agentrt.engine.model.folder import read_folder
 from agentrt.engine.model.loader import LoadedModel, load_model
 from agentrt.engine.speculate.drafter import DraftModel
 from agentrt.engine.speculate.head import DraftHead
@@ -47,17 +47,11 @@ def load_draft(folder: Path, loaded: LoadedModel) -> DraftModel:
 
 def read_head(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
     """The tensors of a head, checked by name and shape; of its map, that it names ids of the target, each once."""
-    found: dict[str, Tensor] = {}
     wanted = config.shapes()
     is_partial = config.draft_vocab_size < config.vocab_size
     if is_partial:
         wanted["d2t"] = (config.draft_vocab_size,)
-    for path in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt") as file:
-                found |= {name: file.get_tensor(name) for name in file.keys() if name in wanted}  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}; fetch the draft again") from error
+    found = read_folder(folder, wanted)
     for name, shape in wanted.items():
         if name not in found:
             raise UsageError(f"{folder}: {name} is missing; latent attention and experts in a head are not supported")
