@@ -4,10 +4,12 @@ Also with KV in float16, and where weights and KV are in 8 bits: row 24 of the b
 """
 
 import os
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
+import driving
 import pytest
+from driving import drain, output
 
 from agentrt.cli.pull import pull
 from agentrt.core.errors import FetchError
@@ -15,13 +17,12 @@ from agentrt.core.models import cache_folder, find_model
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.core.tokens import Tokens
-from agentrt.engine.kv.lease import Lease, State
+from agentrt.engine.kv.lease import State
 from agentrt.engine.model.config import load_config
 from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import load_model, read_weights
 from agentrt.engine.model.quantized import FULL, Precision
 from agentrt.engine.runner import ModelRunner
-from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
 
 PARAMS = SamplingParams(temperature=0.8)
@@ -65,25 +66,7 @@ def prompt(index: int, name: str = "sprout") -> list[int]:
     return load(name)[1].encode(f"{index} Start with {7 * index + 3}. " + "Then 12 more come. " * (1 + index % 5))
 
 
-def submit(
-    core: EngineCore, ids: list[int], seed: int, lease: Lease | None = None, tokens: Tokens | None = None
-) -> Sequence:
-    tokens = Tokens() if tokens is None else tokens
-    tokens.observe(ids)
-    sequence = Sequence(tokens=tokens, params=PARAMS, max_tokens=16, seed=seed)
-    core.submit(sequence, lease or core.open())
-    return sequence
-
-
-def drain(core: EngineCore) -> None:
-    while not core.is_idle:
-        core.step()
-    core.check()
-
-
-def output(sequence: Sequence) -> Output:
-    tokens, start = sequence.tokens, sequence.context_tokens
-    return tokens.token_ids[start:].tolist(), tokens.logprobs[start:].tolist()
+submit = partial(driving.submit, params=PARAMS, max_tokens=16)
 
 
 @cache
@@ -130,13 +113,13 @@ def test_bits_among_siblings(name: str) -> None:
     def outputs(together: bool) -> list[Output]:
         core = make_core(name)
         root, tokens = core.open(), Tokens()
-        submit(core, prompt(4), 4, root, tokens)
+        submit(core, prompt(4), seed=4, lease=root, tokens=tokens)
         drain(core)
         leases = [core.fork(root, len(tokens)) for _ in range(3)]
         leases += [core.fork(leases[0], len(tokens)) for _ in range(3)]
         sequences = []
         for seed, lease in enumerate(leases):
-            sequences.append(submit(core, prompt(seed)[:5], seed, lease, tokens.copy()))
+            sequences.append(submit(core, prompt(seed)[:5], seed=seed, lease=lease, tokens=tokens.copy()))
             if not together:
                 drain(core)
         drain(core)
@@ -160,14 +143,14 @@ def test_c29_bits_after_preemption(name: str) -> None:
 def test_bits_of_a_second_turn_cold_or_continued(name: str) -> None:
     core = make_core(name)
     lease, tokens = core.open(), Tokens()
-    submit(core, prompt(2), 2, lease, tokens)
+    submit(core, prompt(2), seed=2, lease=lease, tokens=tokens)
     drain(core)
     whole = tokens.token_ids.tolist()
-    continued = submit(core, prompt(9), 9, lease, tokens)
+    continued = submit(core, prompt(9), seed=9, lease=lease, tokens=tokens)
     drain(core)
     assert continued.cached_tokens == len(whole) - 1
     cold = make_core(name)
-    fresh = submit(cold, whole + prompt(9), 9)
+    fresh = submit(cold, whole + prompt(9), seed=9)
     drain(cold)
     assert (fresh.cached_tokens, output(fresh)) == (0, output(continued))
 
@@ -177,7 +160,7 @@ def test_row_24_bits_of_a_conversation_that_was_on_the_host(name: str) -> None:
     def second_turn(is_parked: bool) -> Output:
         core = make_core(name, host_pages=16)
         lease, tokens = core.open(), Tokens()
-        submit(core, prompt(2, name), 2, lease, tokens)
+        submit(core, prompt(2, name), seed=2, lease=lease, tokens=tokens)
         drain(core)
         core.pause(lease, "tool")
         if is_parked:
@@ -186,7 +169,7 @@ def test_row_24_bits_of_a_conversation_that_was_on_the_host(name: str) -> None:
                 assert core.cache.wait_for_parking()
                 core.cache.poll()
             assert lease.state is State.PARKED
-        sequence = submit(core, prompt(9, name), 9, lease, tokens)
+        sequence = submit(core, prompt(9, name), seed=9, lease=lease, tokens=tokens)
         drain(core)
         assert sequence.cached_tokens >= 16
         return output(sequence)

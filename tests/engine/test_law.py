@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import driving
 import numpy as np
 import pytest
+from driving import drain
 
 from agentrt.core.protocol import Grammar
 from agentrt.core.spec import EngineSpec, SamplingParams
-from agentrt.core.tokens import Tokens
 from agentrt.engine import sequence as engine
 from agentrt.engine.step import EngineCore
 from agentrt.testing.toy import Logits, ToyRunner, hashed_logits
@@ -26,18 +27,8 @@ def make_core(logits: Logits | None = None, rows: int = 512) -> EngineCore:
 def submit(
     core: EngineCore, params: SamplingParams = PARAMS, grammar: Grammar | None = None, seed: int = 0, **more: Any
 ) -> engine.Sequence:
-    tokens = Tokens()
-    tokens.observe(more.pop("prompt", [1, 2, 3]))
-    more = {"max_tokens": 12} | more
-    sequence = engine.Sequence(tokens=tokens, params=params, grammar=grammar, seed=seed, **more)
-    core.submit(sequence, core.open())
-    return sequence
-
-
-def drain(core: EngineCore) -> None:
-    while not core.is_idle:
-        core.step()
-        core.check()
+    request = {"max_tokens": 12, "params": params, "grammar": grammar, "seed": seed}
+    return driving.submit(core, more.pop("prompt", [1, 2, 3]), **request | more)
 
 
 def run(params: SamplingParams = PARAMS, grammar: Grammar | None = None, seed: int = 0, **more: Any) -> engine.Sequence:

@@ -1,14 +1,17 @@
 """The engine's core over the toy model: whatever happens to its pages, a request gives the same ids and logprob bits."""
 
-from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import driving
 import numpy as np
 import pytest
+from driving import drain, output
 
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokens import Tokens
 from agentrt.engine.kv.evict import evict
-from agentrt.engine.kv.lease import Lease, State
+from agentrt.engine.kv.lease import State
 from agentrt.engine.kv.priced import Priced
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
@@ -26,35 +29,12 @@ def make_core(
     return EngineCore(runner, spec, vocab_size=VOCAB, bytes_of=lambda token_id: b"%c" % (97 + token_id % 26))
 
 
-def submit(
-    core: EngineCore, prompt: list[int], *, seed: int = 0, max_tokens: int = 16, params: SamplingParams = WARM,
-    lease: Lease | None = None, tokens: Tokens | None = None, group: str = "",
-) -> Sequence:  # fmt: skip
-    tokens = tokens if tokens is not None else Tokens()
-    tokens.observe(prompt)
-    sequence = Sequence(tokens=tokens, params=params, max_tokens=max_tokens, seed=seed, group=group)
-    core.submit(sequence, lease or core.open())
-    return sequence
+submit = partial(driving.submit, params=WARM, max_tokens=16)
 
 
-def drain(core: EngineCore, before_step: Callable[[int], None] = lambda step: None) -> None:
-    step = 0
-    while not core.is_idle:
-        before_step(step)
-        core.step()
-        core.check()
-        step += 1
-        assert step < 10_000, "the engine makes no progress"
-
-
-def output(sequence: Sequence) -> tuple[list[int], list[float]]:
-    tokens, start = sequence.tokens, sequence.context_tokens
-    return tokens.token_ids[start:].tolist(), tokens.logprobs[start:].tolist()
-
-
-def alone(prompt: list[int], **more: object) -> tuple[list[int], list[float]]:
+def alone(prompt: list[int], **more: Any) -> tuple[list[int], list[float]]:
     core = make_core()
-    sequence = submit(core, prompt, **more)  # type: ignore[arg-type]
+    sequence = submit(core, prompt, **more)
     drain(core)
     return output(sequence)
 

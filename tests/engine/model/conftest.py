@@ -69,3 +69,16 @@ def run_chunks() -> Callable[..., list[Tensor]]:
         return [torch.cat(parts) for parts in logits]
 
     return run
+
+
+@pytest.fixture
+def greedy() -> Callable[[Any, list[int], int], list[int]]:
+    def run(model: Any, prompt: list[int], count: int) -> list[int]:
+        """What transformers continues a prompt with, one full forward for each id."""
+        ids = list(prompt)
+        with torch.inference_mode():
+            for _ in range(count):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        return ids[len(prompt) :]
+
+    return run

@@ -1,17 +1,17 @@
 """Every family through the whole engine: greedy text equal to transformers', and the same bits whatever surrounds it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import driving
 import pytest
-import torch
+from driving import drain, output
 
 from agentrt.core.spec import EngineSpec, SamplingParams
-from agentrt.core.tokens import Tokens
 from agentrt.engine.model.decoder import Decoder, OpsName
 from agentrt.engine.model.loader import load_model, read_weights
 from agentrt.engine.runner import ModelRunner
-from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
 
 FAMILIES = {
@@ -45,8 +45,8 @@ GROUPS = {"llama": 1, "mistral": 1, "qwen2": 2, "qwen3": 1, "smollm3": 2, "gemma
 """Cache groups: layers of all ids, layers of a window. Where all layers have the window, one group keeps all."""
 
 PROMPT = [(7 * i + i * i) % 61 for i in range(29)]
+GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams()
 MAX_TOKENS = 14
-Output = tuple[list[int], list[float]]
 
 
 def make_core(folder: Path, ops: OpsName, step_tokens: int = 512) -> EngineCore:
@@ -57,37 +57,12 @@ def make_core(folder: Path, ops: OpsName, step_tokens: int = 512) -> EngineCore:
     return EngineCore(ModelRunner(decoder, spec), spec, vocab_size=61, bytes_of=lambda _: b"")
 
 
-def submit(core: EngineCore, prompt: list[int], max_tokens: int = MAX_TOKENS, temperature: float = 0.0) -> Sequence:
-    tokens = Tokens()
-    tokens.observe(prompt)
-    sequence = Sequence(tokens=tokens, params=SamplingParams(temperature=temperature), max_tokens=max_tokens)
-    core.submit(sequence, core.open())
-    return sequence
-
-
-def drain(core: EngineCore) -> None:
-    while not core.is_idle:
-        core.step()
-        core.check()
-
-
-def output(sequence: Sequence) -> Output:
-    start = sequence.context_tokens
-    return sequence.tokens.token_ids[start:].tolist(), sequence.tokens.logprobs[start:].tolist()
-
-
-def greedy(model: Any) -> list[int]:
-    """What transformers continues `PROMPT` with, one full forward for each id."""
-    ids = list(PROMPT)
-    with torch.inference_mode():
-        for _ in range(MAX_TOKENS):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    return ids[len(PROMPT) :]
+submit = partial(driving.submit, params=GREEDY, max_tokens=MAX_TOKENS)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
 @pytest.mark.parametrize("ops", ["cpu", "reference"])
-def test_greedy_text_equals_transformers(make_model: Any, family: str, ops: OpsName) -> None:
+def test_greedy_text_equals_transformers(make_model: Any, greedy: Any, family: str, ops: OpsName) -> None:
     """Cold, with a cached prefix, in chunks of 5, and among strangers; with the compiled operations also to the bit."""
     name, changes = FAMILIES[family]
     folder, model = make_model(name, **changes)
@@ -104,7 +79,7 @@ def test_greedy_text_equals_transformers(make_model: Any, family: str, ops: OpsN
     drain(in_chunks)
 
     crowd = make_core(folder, ops)
-    strangers = [submit(crowd, PROMPT[:9], temperature=1.0), submit(crowd, PROMPT[::-1], 5), submit(crowd, [3])]
+    strangers = [submit(crowd, PROMPT[:9], params=WARM), submit(crowd, PROMPT[::-1], max_tokens=5), submit(crowd, [3])]
     for _ in range(3):
         crowd.step()
     batched = submit(crowd, PROMPT)
@@ -113,6 +88,6 @@ def test_greedy_text_equals_transformers(make_model: Any, family: str, ops: OpsN
     assert batched.cached_tokens == 8
 
     outputs = [output(sequence) for sequence in (cold, cached, chunked, batched)]
-    assert [ids for ids, _ in outputs] == [greedy(model)] * 4
+    assert [ids for ids, _ in outputs] == [greedy(model, PROMPT, MAX_TOKENS)] * 4
     if ops == "cpu":
         assert all(logprobs == outputs[0][1] for _, logprobs in outputs)

@@ -1,21 +1,22 @@
 """Families that our decoder does not know, through transformers' module: its own logits, over pages, in any company."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import driving
 import pytest
 import torch
+from driving import drain, output
 from safetensors.torch import load_file, save_file
 
 from agentrt.core.errors import UsageError, WeightsError
 from agentrt.core.spec import EngineSpec, SamplingParams
-from agentrt.core.tokens import Tokens
 from agentrt.engine.local import _loaded
 from agentrt.engine.model.foreign import ForeignModel, load_foreign
 from agentrt.engine.model.tensors import overwrite
 from agentrt.engine.runner import ModelRunner
-from agentrt.engine.sequence import Sequence
 from agentrt.engine.step import EngineCore
 
 pytest.importorskip("transformers")
@@ -39,6 +40,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
 }
 """What transformers calls it, its config beside the usual sizes, and the windows of its cache groups."""
 PROMPT = [(7 * i + i * i) % 61 for i in range(29)]
+GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams()
 MAX_TOKENS = 10
 
 
@@ -53,35 +55,11 @@ def make_core(model: ForeignModel, step_tokens: int = 512) -> EngineCore:
     return EngineCore(ModelRunner(model, spec), spec, vocab_size=61, bytes_of=lambda _: b"")
 
 
-def submit(core: EngineCore, prompt: list[int], temperature: float = 0.0) -> Sequence:
-    tokens = Tokens()
-    tokens.observe(prompt)
-    sequence = Sequence(tokens=tokens, params=SamplingParams(temperature=temperature), max_tokens=MAX_TOKENS)
-    core.submit(sequence, core.open())
-    return sequence
-
-
-def drain(core: EngineCore) -> None:
-    while not core.is_idle:
-        core.step()
-        core.check()
-
-
-def said(sequence: Sequence) -> list[int]:
-    return sequence.tokens.token_ids[sequence.context_tokens :].tolist()
-
-
-def greedy(model: Any) -> list[int]:
-    """What transformers continues `PROMPT` with, one full forward for each id."""
-    ids = list(PROMPT)
-    with torch.inference_mode():
-        for _ in range(MAX_TOKENS):
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    return ids[len(PROMPT) :]
+submit = partial(driving.submit, params=GREEDY, max_tokens=MAX_TOKENS)
 
 
 @pytest.mark.parametrize("family", list(FAMILIES))
-def test_logits_and_text_are_those_of_transformers(make_model: Any, run_chunks: Any, family: str) -> None:
+def test_logits_and_text_are_those_of_transformers(make_model: Any, run_chunks: Any, greedy: Any, family: str) -> None:
     """Logits of several texts at once, whole and in chunks; text cold, with a cached prefix, in chunks, among strangers."""
     name, changes, windows = FAMILIES[family]
     folder, theirs = make_model(name, **changes)
@@ -94,7 +72,7 @@ def test_logits_and_text_are_those_of_transformers(make_model: Any, run_chunks: 
         for found_NV, expected_NV in zip(run_chunks(model, texts, chunk), expected, strict=True):
             torch.testing.assert_close(found_NV, expected_NV, atol=2e-4, rtol=1e-5)
 
-    core, text = make_core(model), greedy(theirs)
+    core, text = make_core(model), greedy(theirs, PROMPT, MAX_TOKENS)
     cold = submit(core, PROMPT)
     drain(core)
     cached = submit(core, PROMPT)
@@ -102,11 +80,11 @@ def test_logits_and_text_are_those_of_transformers(make_model: Any, run_chunks: 
     assert (cold.cached_tokens, cached.cached_tokens) == (0, 28)
     crowd = make_core(model, step_tokens=9)
     for prompt in (PROMPT[:9], PROMPT[::-1], [3]):
-        submit(crowd, prompt, temperature=1.0)
+        submit(crowd, prompt, params=WARM)
     crowd.step()
     batched = submit(crowd, PROMPT)
     drain(crowd)
-    assert [said(cold), said(cached), said(batched)] == [text] * 3
+    assert [output(sequence)[0] for sequence in (cold, cached, batched)] == [text] * 3
 
 
 def test_weights_are_updated_by_the_names_of_the_module(make_model: Any, run_chunks: Any) -> None:
