@@ -22,13 +22,17 @@ from agentrt.core.tokenizer import Tokenizer
 from agentrt.env import registry
 
 EXTRAS = {
+    "flashinfer": ("flashinfer-python", "engine.attention=flashinfer, on a GPU"),
     "gguf": ("gguf", "agentrt pull"),
     "gym": ("reasoning-gym", "the environments reasoning_gym:NAME"),
     "hub": ("huggingface_hub", "--model org/name"),
     "mcp": ("mcp", "tools of MCP servers"),
     "parquet": ("pyarrow", "agentrt export --to parquet"),
+    "ray": ("ray", "agentrt run --ray ADDRESS"),
     "remote": ("httpx", "agentrt run --engine URL"),
     "serve": ("starlette", "agentrt serve"),
+    "sim": ("trio", "agentrt sim, agentrt replay"),
+    "transformers": ("transformers", "models of families that our own decoder does not know"),
 }
 """Each optional part: the package it needs, and what it is for."""
 PACKAGES = ("agentrt", "torch", "numba", "numpy", "tokenizers", "safetensors", "anyio", "msgspec")

@@ -270,7 +270,7 @@ def load_toml(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; --config takes the path of a TOML file") from None
+        raise UsageError(f"{path}: no such file; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from error
     except OSError as error:

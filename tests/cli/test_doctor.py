@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+import tomllib
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
-from agentrt.cli.doctor import doctor
+from agentrt.cli.doctor import EXTRAS, doctor
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +35,11 @@ def test_every_line_is_there_and_a_fix_beside_what_is_missing(
     assert found["[gguf]"]["fix"] == ""
     assert found["model"]["fix"] == "agentrt pull smollm2-135m"
     assert "calculator" in found["environments"]["found"]
+
+
+def test_every_optional_part_for_users_is_known() -> None:
+    extras = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert EXTRAS.keys() == extras.keys() - {"test", "templates"}
 
 
 def test_the_table_names_what_a_terminal_would_take_for_markup(capsys: pytest.CaptureFixture[str]) -> None:
