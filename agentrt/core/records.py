@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 import msgspec
 
 from agentrt.core.errors import RecordError
+from agentrt.core.protocol import Completion
 from agentrt.core.tokens import Floats, Ids, Mask, Tokens
 
 SCHEMA_VERSION = 1
@@ -282,6 +283,21 @@ class Appender(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def turn_record(completion: Completion) -> TurnRecord:
+    """The record of a whole turn."""
+    start, kv = completion.context_tokens, completion.kv
+    return TurnRecord(
+        start=start, end=start + len(completion.token_ids), seed=completion.seed,
+        finish_reason=completion.finish_reason, matched_stop=completion.matched_stop,
+        cached_tokens=completion.cached_tokens, queue_seconds=completion.queue_seconds,
+        prefill_seconds=completion.prefill_seconds, decode_seconds=completion.decode_seconds,
+        verifications=completion.verifications, drafted_tokens=completion.drafted_tokens,
+        accepted_tokens=completion.accepted_tokens, oldest_kv=completion.oldest_kv,
+        reprefilled_tokens=kv.reprefilled_tokens, restored_tokens=kv.restored_tokens,
+        top_logprobs=completion.top_logprobs,
+    )  # fmt: skip
 
 
 def branch_record(

@@ -14,7 +14,7 @@ import msgspec
 from agentrt.core import clock, seeds
 from agentrt.core.errors import EngineFailure, EnvironmentFailure, attributed_to
 from agentrt.core.protocol import Completion, Session
-from agentrt.core.records import BranchRecord, Fork, Rewrite, StopReason, TurnRecord, branch_record
+from agentrt.core.records import BranchRecord, Fork, Rewrite, StopReason, TurnRecord, branch_record, turn_record
 from agentrt.core.tokens import Tokens
 from agentrt.env.chat.branch import rewrites
 from agentrt.env.chat.message import Message, ToolCall, Turn
@@ -177,23 +177,12 @@ class Agent:
             raise EngineFailure("the engine aborted a turn")
         if not math.isfinite(math.fsum(completion.logprobs)):
             raise EngineFailure("the engine gave a sampled token a logprob that is not finite")
-        start = completion.context_tokens
-        end = start + len(completion.token_ids)
-        self._turns.append(
-            TurnRecord(
-                start=start, end=end, seed=completion.seed, finish_reason=completion.finish_reason,
-                matched_stop=completion.matched_stop, cached_tokens=completion.cached_tokens,
-                queue_seconds=completion.queue_seconds, prefill_seconds=completion.prefill_seconds,
-                decode_seconds=completion.decode_seconds, top_logprobs=completion.top_logprobs,
-                verifications=completion.verifications, drafted_tokens=completion.drafted_tokens,
-                accepted_tokens=completion.accepted_tokens, oldest_kv=completion.oldest_kv,
-                reprefilled_tokens=completion.kv.reprefilled_tokens, restored_tokens=completion.kv.restored_tokens,
-            )
-        )  # fmt: skip
+        record = turn_record(completion)
+        self._turns.append(record)
         setup = self.episode.setup
         parsed = setup.renderer.parse(completion.token_ids, completion.finish_reason, setup.environment.tools)
         cut_by = self.episode.budget.cut_by(granted) if parsed.is_cut else None
-        turn = msgspec.structs.replace(parsed, start=start, end=end, cut_by=cut_by)
+        turn = msgspec.structs.replace(parsed, start=record.start, end=record.end, cut_by=cut_by)
         self.messages.append(turn.message)
         self.last_turn = turn
         self.episode.note_turn(turn)

@@ -14,7 +14,7 @@ from anyio import get_cancelled_exc_class
 from agentrt.core import seeds
 from agentrt.core.errors import EngineFailure, RequestError
 from agentrt.core.protocol import Completion, EngineInfo, EngineStatistics, Grammar, Session, SessionHints
-from agentrt.core.records import BranchRecord, Fork, Rewrite, TurnRecord, branch_record
+from agentrt.core.records import BranchRecord, Fork, Rewrite, TurnRecord, branch_record, turn_record
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Tokens
 from agentrt.env.chat.message import Message
@@ -107,17 +107,10 @@ class OpenTurn:
 
     def keep(self, completion: Completion, message: Message | None) -> None:
         """Note a whole turn, and how its client sees it; without a `message` no messages go on from it."""
-        branch, end = self.branch, completion.context_tokens + len(completion.token_ids)
-        branch.turns.append(
-            TurnRecord(
-                start=completion.context_tokens, end=end, seed=completion.seed, finish_reason=completion.finish_reason,
-                matched_stop=completion.matched_stop, cached_tokens=completion.cached_tokens,
-                queue_seconds=completion.queue_seconds, prefill_seconds=completion.prefill_seconds,
-                decode_seconds=completion.decode_seconds,
-            )
-        )  # fmt: skip
+        branch, record = self.branch, turn_record(completion)
+        branch.turns.append(record)
         branch.messages.extend(self._new)
-        branch.marks.append(Mark(len(branch.messages), completion.context_tokens, end, is_whole=message is not None))
+        branch.marks.append(Mark(len(branch.messages), record.start, record.end, is_whole=message is not None))
         if message is not None:
             branch.messages.append(message)
         branch.claim = None  # the client may ask for the next turn before its reply is out of our hands

@@ -38,6 +38,7 @@ class Recording:
     def record(self) -> EpisodeRecord:
         """What was said so far."""
         conversation, reward = self.conversation, self.reward
+        info = conversation.engine.info
         main = conversation.branches.get("main")
         return EpisodeRecord(
             task_id=conversation.name, member=0, attempt=0, seed=conversation.seed, status="ok",
@@ -46,7 +47,7 @@ class Recording:
             rewards={} if reward is None else {"client": Score(reward, 1.0)},
             branches=conversation.records(),
             messages=[msgspec.to_builtins(message) for message in main.messages] if main else [],
-            logprobs_of=conversation.engine.info.logprobs_of,
+            logprobs_of=info.logprobs_of, quantized=info.quantized,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentrt.core import records
 from agentrt.core.errors import RecordError
+from agentrt.core.protocol import Completion, KVUsage
 from agentrt.core.records import (
     Appender,
     BranchRecord,
@@ -21,6 +22,7 @@ from agentrt.core.records import (
     StopReason,
     good_records,
     joined,
+    turn_record,
 )
 from agentrt.core.tokens import Floats, Ids, Mask
 
@@ -159,3 +161,18 @@ def test_a_fork_is_joined_with_its_prefix() -> None:
     record = episode(branches=[first, second, third])
     assert list(joined(record, second).token_ids) == [1, 2, 5, 6]
     assert list(joined(record, third).token_ids) == [1, 2, 5, 7]
+
+
+def test_a_turns_record_has_all_that_its_completion_says() -> None:
+    kv = KVUsage(reprefilled_tokens=11, restored_tokens=12)
+    completion = Completion(
+        token_ids=Ids([5, 6]), logprobs=Floats([-1, -2]), versions=Ids([3, 4]), oldest_kv=2, finish_reason="stop",
+        matched_stop=6, seed=7, context_tokens=40, cached_tokens=30, kv=kv, queue_seconds=0.1, prefill_seconds=0.2,
+        decode_seconds=0.3, verifications=8, drafted_tokens=9, accepted_tokens=10, top_logprobs=[{5: -1.0}, {6: -2.0}],
+    )  # fmt: skip
+    assert msgspec.to_builtins(turn_record(completion)) == {
+        "start": 40, "end": 42, "seed": 7, "finish_reason": "stop", "matched_stop": 6, "cached_tokens": 30,
+        "queue_seconds": 0.1, "prefill_seconds": 0.2, "decode_seconds": 0.3, "verifications": 8, "drafted_tokens": 9,
+        "accepted_tokens": 10, "oldest_kv": 2, "reprefilled_tokens": 11, "restored_tokens": 12,
+        "top_logprobs": [{5: -1.0}, {6: -2.0}],
+    }  # fmt: skip
