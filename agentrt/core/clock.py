@@ -1,4 +1,4 @@
-"""The one clock for durations, and the wall clock for stamps.
+"""The one clock for durations.
 
 Everything above the engine's step thread measures time with `now()`, so that a whole run executes in virtual time under
 trio's mock clock. That clock jumps whenever all tasks wait, also while a thread or a process works, so in virtual time
@@ -6,7 +6,6 @@ neither may be started: `refuse_in_virtual_time` is called where one would be.
 """
 
 import sys
-from datetime import UTC, datetime
 
 import anyio
 
@@ -36,8 +35,3 @@ def refuse_in_virtual_time(what: str) -> None:
     """Raise `RuntimeError` if the loop runs in virtual time: `what` (a thread, a process) takes real time."""
     if is_virtual():
         raise RuntimeError(f"{what} takes real time, and this event loop runs in virtual time (trio's MockClock)")
-
-
-def stamp() -> str:
-    """The wall clock as an ISO 8601 string in UTC, for records and folder names."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds")

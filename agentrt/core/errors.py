@@ -41,12 +41,6 @@ class EnvironmentFailure(EpisodeError):
     boundary = "environment"
 
 
-class RewardFailure(EpisodeError):
-    """A reward or metric function raised, took too long or gave no number."""
-
-    boundary = "reward"
-
-
 class EngineFailure(EpisodeError):
     """The engine could not finish a request that was in order when it was made."""
 

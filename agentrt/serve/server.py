@@ -3,7 +3,6 @@
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from pathlib import Path
 
 import anyio
 import uvicorn
@@ -37,14 +36,6 @@ def listening(host: str, port: int) -> socket.socket:
             f"cannot listen at {host}:{port}: {error.strerror}; choose another --host or --port"
         ) from error
     sock.listen(2048)
-    return sock
-
-
-def listening_at(path: Path) -> socket.socket:
-    """A Unix socket that listens at a path. Its owner closes and unlinks it."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.bind(str(path))
-    sock.listen(256)
     return sock
 
 

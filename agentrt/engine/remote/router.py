@@ -151,23 +151,6 @@ def choose(request: Request, servers: Sequence[Candidate], *, sticky: str | None
     return equal[request.tie % len(equal)]
 
 
-def choose_group(request: Request, servers: Sequence[Candidate], members: int) -> list[str | None]:
-    """A server for each of `members` samples of one prompt: together, or split where a shorter queue is worth the prefix.
-
-    Each is placed after the ones before it, which hold the prompt where they went and run there.
-    """
-    state = {server.name: server for server in servers}
-    placed: list[str | None] = []
-    for _ in range(members):
-        name = choose(request, list(state.values()))
-        placed.append(name)
-        if name is not None:
-            server = state[name]
-            queued = server.queued + request.tokens - server.held
-            state[name] = server._replace(held=request.tokens, queued=queued, running=server.running + 1)
-    return placed
-
-
 @dataclass(slots=True)
 class Rate:
     """So much of something a second, over the last `RATE_SECONDS` or so."""

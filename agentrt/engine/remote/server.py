@@ -193,7 +193,7 @@ class Server:
         except msgspec.DecodeError:
             data = None
         if reply.status_code == 401:
-            raise UsageError(f"{self.url} asks for an API key; give engine.api_key")
+            raise UsageError(f"{self.url} asks for an API key; give a file that holds it as engine.api_key_file")
         if reply.status_code != 200 or not isinstance(data, dict):
             raise UsageError(
                 f"{self.url}{path} answers {reply.status_code}; give the URL of a server with OpenAI's API"

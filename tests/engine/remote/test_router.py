@@ -1,6 +1,6 @@
 """The router's choices, where the arithmetic says."""
 
-from agentrt.engine.remote.router import Belief, Candidate, Rates, Request, Who, choose, choose_group, cost
+from agentrt.engine.remote.router import Belief, Candidate, Rates, Request, Who, choose, cost
 
 RATES = Rates(prefill=1_000, decode=1_000, most_decode=50)
 LONG = Request(tokens=10_000, expected=50)
@@ -77,11 +77,19 @@ def test_ties_are_broken_by_the_request() -> None:
 
 
 def test_a_group_stays_together_for_its_prefix_and_splits_when_the_queue_is_longer() -> None:
-    servers = [Candidate(name, held=0, rates=RATES) for name in "xy"]
-    assert len(set(choose_group(LONG, servers, 8))) == 1, "the prefix is worth more than the load"
-    short = Request(tokens=100, expected=1_000)
-    placed = choose_group(short, [one._replace(rates=Rates(1_000, 50, 50)) for one in servers], 8)
-    assert sorted(map(placed.count, "xy")) == [4, 4], "computing a short prompt twice is cheaper than waiting"
+    assert set(places_of_members(LONG, RATES)) == {"x"}, "the prefix is worth more than the load"
+    placed = places_of_members(Request(tokens=100, expected=1_000), Rates(1_000, 50, 50))
+    assert [placed.count(name) for name in "xy"] == [4, 4], "computing a short prompt twice is cheaper than waiting"
+
+
+def places_of_members(request: Request, rates: Rates) -> list[str | None]:
+    """Where eight members of a group go that ask at one moment, each after those before it."""
+    beliefs, placed = {name: Belief(rates=rates) for name in "xy"}, list[str | None]()
+    for member in range(8):
+        who = Who(f"member {member}", "group", request.tokens)
+        placed.append(choose(request, [one.candidate(name, who, request.tokens, 0.0) for name, one in beliefs.items()]))
+        beliefs[placed[-1] or ""].begin(who, request.tokens, 0.0)
+    return placed
 
 
 def test_beliefs_are_corrected() -> None:

@@ -13,7 +13,7 @@ from families import Case, Described, conversations, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrt.env.chat.harmony import Harmony
+from agentrt.env.chat.harmony import Harmony, read, visible
 from agentrt.env.chat.message import Message, ToolCall
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -181,3 +181,26 @@ def test_a_cut_turn_is_ended_by_end() -> None:
     special = chat().tokenizer.special
     question = [Message("user", "More.")]
     assert chat().join(question, ended=False) == [special["<|end|>"], *chat().join(question, ended=True)]
+
+
+HARMONY = st.lists(
+    st.sampled_from(
+        ["<|channel|>analysis<|message|>", "<|channel|>final<|message|>", "<|end|><|start|>assistant", "Hi", " there ",
+        "<|", " to=functions.a", "<|channel|>commentary json<|message|>", "{}", "<|end|>", "<|start|>"]
+    ),
+    max_size=9,
+).map("".join)  # fmt: skip
+
+
+@given(HARMONY)
+@settings(max_examples=400, deadline=None)
+def test_what_was_shown_of_a_harmony_turn_is_how_it_starts(text: str) -> None:
+    turn = read(text, "stop")
+    before = ("", "")
+    for at in range(len(text) + 1):
+        shown = visible(text[:at])
+        assert shown.reasoning.startswith(before[0])
+        assert shown.content.startswith(before[1])
+        before = shown
+    assert turn.reasoning.startswith(before[0])
+    assert turn.content.startswith(before[1])
