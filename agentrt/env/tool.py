@@ -9,7 +9,6 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ import msgspec
 
 from agentrt.core.errors import UsageError
 from agentrt.core.spec import convert, load_toml, nearest
+from agentrt.env.schema import validator
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.terms import DEFAULT_TERMS, Terms, ToolLimits
 
@@ -41,7 +41,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
         place = _not_finite(arguments, "arguments")
         if place:
             return f"{place} is not a finite number"
-        error = _first_error(msgspec.json.encode(self.parameters), arguments)
+        error = _first_error(self.parameters, arguments)
         if error is None:
             return ""
         return f"{'.'.join(['arguments', *map(str, error.absolute_path)])}: {error.message}"
@@ -136,19 +136,11 @@ def shipped_folder() -> Path:
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
-def _first_error(schema: bytes, arguments: dict[str, Any]) -> Any:
+def _first_error(schema: dict[str, Any], arguments: dict[str, Any]) -> Any:
     """The most telling violation, or None."""
     from jsonschema.exceptions import best_match  # here, because it takes 0.2 s and only calls need it
 
-    return best_match(_validator(schema).iter_errors(arguments))
-
-
-@lru_cache(maxsize=256)
-def _validator(schema: bytes) -> Any:
-    from jsonschema.validators import validator_for  # here, as above
-
-    decoded = msgspec.json.decode(schema)
-    return validator_for(decoded)(decoded)
+    return best_match(validator(schema).iter_errors(arguments))
 
 
 def _not_finite(value: Any, place: str) -> str:

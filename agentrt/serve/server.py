@@ -12,7 +12,6 @@ from agentrt.core.errors import UsageError
 
 GRACE_SECONDS = 5
 """How long replies under way may take after the end."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class _Server(uvicorn.Server):

@@ -1,12 +1,11 @@
 """The calculator environment: stable tasks, an exact grader, and cheaters that get nothing."""
 
 import random
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from splits import take
 
 from agentrt import StopReason, Task
 from agentrt.core.errors import UsageError
@@ -19,16 +18,6 @@ PINNED = {
 }
 
 
-async def take(split: str, count: int) -> list[Task]:
-    tasks = list[Task]()
-    async with aclosing(cast("AsyncGenerator[Task, None]", Calculator().tasks(split))) as source:
-        async for item in source:
-            tasks.append(item)
-            if len(tasks) == count:
-                break
-    return tasks
-
-
 def ended(answer: str, item: Task, stop_reason: StopReason = StopReason.COMPLETED) -> Any:
     return SimpleNamespace(answer=answer, task=item, stop_reason=stop_reason)
 
@@ -36,7 +25,7 @@ def ended(answer: str, item: Task, stop_reason: StopReason = StopReason.COMPLETE
 @pytest.mark.anyio
 @pytest.mark.parametrize(("split", "size"), [("eval", 256), ("adversarial", 24), ("train", 300)])
 async def test_tasks_depend_on_split_and_index_only(split: str, size: int) -> None:
-    tasks = await take(split, 300)
+    tasks = await take(Calculator(), split, 300)
     assert len(tasks) == size
     assert tasks == [task(split, index) for index in range(size)]
     assert len({item.id for item in tasks}) == size
@@ -50,7 +39,7 @@ def test_the_first_task_of_each_split_is_pinned() -> None:
 @pytest.mark.anyio
 async def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(UsageError, match="calculator has no split 'dev'; its splits are train, eval, adversarial"):
-        await take("dev", 1)
+        await take(Calculator(), "dev", 1)
 
 
 @pytest.mark.parametrize("index", range(50))

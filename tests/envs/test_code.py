@@ -1,13 +1,11 @@
 """The code environment: stable tasks, right functions that score, and cheaters that get nothing, in the real sandbox."""
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from functools import partial
-from typing import cast
 
 import anyio
 import msgspec
 import pytest
+from splits import take
 
 from agentrt import Task
 from agentrt.core.errors import UsageError
@@ -33,20 +31,10 @@ def score(answer: str, item: Task = DOUBLE, *before: list[int]) -> EpisodeRecord
     return anyio.run(main)
 
 
-async def take(split: str, count: int) -> list[Task]:
-    tasks = list[Task]()
-    async with aclosing(cast("AsyncGenerator[Task, None]", Code().tasks(split))) as source:
-        async for item in source:
-            tasks.append(item)
-            if len(tasks) == count:
-                break
-    return tasks
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize(("split", "size"), [("eval", 256), ("adversarial", 2 * len(HOSTILE)), ("train", 300)])
 async def test_tasks_depend_on_split_and_index_only(split: str, size: int) -> None:
-    tasks = await take(split, 300)
+    tasks = await take(Code(), split, 300)
     assert len(tasks) == size >= 20
     assert tasks == [task(split, index) for index in range(size)]
     assert {item.data["name"] for item in tasks} == {problem.name for problem in PROBLEMS} or split == "adversarial"
@@ -56,7 +44,7 @@ async def test_tasks_depend_on_split_and_index_only(split: str, size: int) -> No
 @pytest.mark.anyio
 async def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(UsageError, match="code has no split 'dev'"):
-        await take("dev", 1)
+        await take(Code(), "dev", 1)
 
 
 def test_expected_values_are_json_and_not_all_the_same() -> None:

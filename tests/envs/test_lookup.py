@@ -2,12 +2,11 @@
 
 import random
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from splits import take
 
 from agentrt import StopReason, Task
 from agentrt.core.errors import UsageError
@@ -20,16 +19,6 @@ from agentrt_tools.search import best
 PINNED = "Where does Balli's friend's friend live?"
 
 
-async def take(split: str, count: int) -> list[Task]:
-    tasks = list[Task]()
-    async with aclosing(cast("AsyncGenerator[Task, None]", Lookup().tasks(split))) as source:
-        async for item in source:
-            tasks.append(item)
-            if len(tasks) == count:
-                break
-    return tasks
-
-
 def search(item: Task, query: str) -> str:
     return "\n".join(best(query, item.files[DOCUMENTS].splitlines(), 1))
 
@@ -37,7 +26,7 @@ def search(item: Task, query: str) -> str:
 @pytest.mark.anyio
 @pytest.mark.parametrize(("split", "size"), [("eval", 256), ("adversarial", 24), ("train", 300)])
 async def test_tasks_depend_on_split_and_index_only(split: str, size: int) -> None:
-    tasks = await take(split, 300)
+    tasks = await take(Lookup(), split, 300)
     assert len(tasks) == size
     assert tasks == [task(split, index) for index in range(size)]
     assert len({item.id for item in tasks}) == size
@@ -50,7 +39,7 @@ def test_the_first_task_is_pinned() -> None:
 @pytest.mark.anyio
 async def test_an_unknown_split_is_refused() -> None:
     with pytest.raises(UsageError, match="lookup has no split 'dev'; its splits are train, eval, adversarial"):
-        await take("dev", 1)
+        await take(Lookup(), "dev", 1)
 
 
 @pytest.mark.parametrize("index", range(60))

@@ -1,13 +1,11 @@
 """Types of arguments that a format writes as bare text: from the tool's JSON schema, by the `jsonschema` library."""
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
-
-import msgspec
 
 from agentrt.env.chat.calls import exact
 from agentrt.env.chat.message import ToolCall
+from agentrt.env.schema import validator
 
 
 def typed_call(name: str, pairs: list[tuple[str, str]], parameters: Mapping[str, Any] | None) -> ToolCall:
@@ -37,13 +35,4 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
 
 
 def _admits(parameters: Mapping[str, Any], schema: Any, value: Any) -> bool:
-    validator = _validator(msgspec.json.encode(parameters))
-    return bool(validator.evolve(schema=schema).is_valid(value))
-
-
-@lru_cache(maxsize=256)
-def _validator(parameters: bytes) -> Any:
-    from jsonschema.validators import validator_for  # here, because it takes 0.2 s and only such formats need it
-
-    schema = msgspec.json.decode(parameters)
-    return validator_for(schema)(schema)
+    return bool(validator(parameters).evolve(schema=schema).is_valid(value))
