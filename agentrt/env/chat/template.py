@@ -26,26 +26,24 @@ from agentrt.env.chat.renderer import ToolDescription, described
 
 _PRIVATE = range(0xF0000, 0xFFFFD)
 """Code points that no text means anything by."""
+TODAY = datetime(2024, 7, 26)
+"""For templates that ask: a fixed day keeps prompts the same from day to day."""
 
 
 class Template:
     """A compiled chat template over one vocabulary.
 
-    `variables` are what it is given besides messages and tools (`enable_thinking`, `date_string`, ...). `now` is the
-    day that templates which ask for it see: a fixed one keeps prompts the same from day to day.
+    `variables` are what it is given besides messages and tools (`enable_thinking`, `date_string`, ...).
     """
 
-    def __init__(
-        self, source: str, tokenizer: Tokenizer, *, variables: Mapping[str, Any] | None = None,
-        now: datetime = datetime(2024, 7, 26),
-    ) -> None:  # fmt: skip
+    def __init__(self, source: str, tokenizer: Tokenizer, *, variables: Mapping[str, Any] | None = None) -> None:
         self.source, self.tokenizer, self.variables = source, tokenizer, dict(variables or {})
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = now.strftime
+        environment.globals["strftime_now"] = TODAY.strftime
         try:
             self._compiled = environment.from_string(source)
         except TemplateError as error:
