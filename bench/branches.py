@@ -14,6 +14,7 @@ from speculate_cpu import engine, siblings
 
 from agentrt.core.protocol import EngineStatistics
 from agentrt.engine.speculate.draft import NO_DRAFT
+from agentrt.engine.speculate.gate import OpenGate
 from agentrt.engine.step import EngineCore
 from agentrt_envs import calculator
 
@@ -25,11 +26,10 @@ def verify_all(core: EngineCore, *, text: bool) -> None:
     """Look for drafts before every step and verify what is found; nothing from text if the head is to be alone."""
     speculator = core.speculator
     assert speculator is not None
-    speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
-    speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
+    speculator.gate = OpenGate()
     speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
     if not text:
-        speculator._from_text = lambda sequences: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
+        speculator._from_text = lambda sequences, terms: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
 
 
 def line(length: int, branches: int, found: EngineStatistics) -> str:

@@ -33,6 +33,7 @@ from agentrt.engine.model.decoder import Decoder
 from agentrt.engine.model.loader import hash_weights, read_weights
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.gate import OpenGate
 from agentrt.engine.speculate.head import DraftHead
 from agentrt.engine.speculate.head_config import HeadConfig, load_head_config
 from agentrt.engine.speculate.load import read_head
@@ -64,9 +65,8 @@ def make_core(policy: PreTrainedModel, trainer: DraftTrainer | None = None) -> E
         drafter = Drafter(DraftHead(trainer.config, trainer.state(), decoder), runner, spec, vocab_size)
     core = EngineCore(runner, spec, vocab_size=vocab_size, bytes_of=tokenizer.bytes_of, drafter=drafter)
     if core.speculator:
-        core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
+        core.speculator.gate = OpenGate()
         core.speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
-        core.speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
         core.speculator.memory.add = lambda *texts, **more: None  # type: ignore[method-assign]  # nothing from text
     return core
 

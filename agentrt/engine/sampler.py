@@ -53,12 +53,14 @@ def laws_of(readers: List[Sequence], vocab_size: int) -> Lawful:
     """The law at each row. Rows of one sequence are neighbours: after its last id, then after each id of its draft."""
     laws = Lawful([], [], [])
     for sequence, rows in groupby(readers):
-        draft, count = sequence.draft, sum(1 for _ in rows)
-        paths = [draft.path(row) for row in range(count)]
-        laws.positions.extend(len(sequence.tokens) + len(path) for path in paths)
+        draft, count, start = sequence.draft, sum(1 for _ in rows), len(sequence.tokens)
+        if draft.parents:
+            laws.positions.extend(start + len(draft.path(row)) for row in range(count))
+        else:
+            laws.positions.extend(range(start, start + count))
         same = 1 if sequence.has_memory else count
-        for path in paths[::same]:
-            for place in path:
+        for row in range(0, count, same):
+            for place in draft.path(row):
                 sequence.suppose(draft.ids[place])
             rule, error = _rule(sequence, vocab_size)
             sequence.retract()

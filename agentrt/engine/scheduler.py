@@ -26,10 +26,6 @@ class Demand(NamedTuple):
     growth: int
     """Ids it is expected to sample still."""
     group: str = ""
-    drafted: int = 0
-    """Ids of a draft to verify, of one that decodes."""
-    branch_pages: int = 0
-    """Pages for branches of the draft."""
     is_loading: bool = False
     """Its `computed` ids have their pages, but the copies to them are still under way: it computes nothing yet."""
 
@@ -39,7 +35,7 @@ class Demand(NamedTuple):
 
 
 class Crew(NamedTuple):
-    """Sequences that decode without a draft, taken together: each computes the id it sampled last, in every step."""
+    """Sequences that decode, taken together: each computes the id it sampled last, in every step."""
 
     rows: int = 0
     keys: int = 0
@@ -48,6 +44,10 @@ class Crew(NamedTuple):
     """In their tables."""
     growing: int = 0
     """Of them need a further page for it."""
+    drafted: int = 0
+    """Rows of their drafts, beside theirs."""
+    draft_pages: int = 0
+    """Further pages that those need."""
     growths: Callable[[], IntArray] = lambda: NO_GROWTHS
     """What will become of them, a row for each. Asked only for the sake of those who wait."""
 
@@ -94,7 +94,7 @@ class Capacity(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Compute the next `length` ids of one sequence, those of its draft included."""
+    """Compute the next `length` ids of one sequence."""
 
     slot: int
     length: int
@@ -111,6 +111,8 @@ class Plan(NamedTuple):
     """Those that run lack pages themselves: if nothing is idle, preempt one of them and plan again."""
     num_expected: int = 0
     """The first of `returning`, this many, are room that the next in line lacks: not to be revoked for it."""
+    has_drafts: bool = True
+    """There is room for the crew's drafts."""
 
 
 def plan_step(
@@ -126,15 +128,14 @@ def plan_step(
     """
     ready = [demand for demand in running if not demand.is_loading]
     decodes = [demand for demand in ready if demand.known - demand.computed == 1]
-    alone = _after_crew(crew, capacity)
-    left = _after(decodes, alone)
-    if min(left.pages, left.rows) < 0 and any(demand.drafted for demand in decodes):  # drafts make way first
-        decodes = [demand._replace(drafted=0, branch_pages=0) for demand in decodes]
-        left = _after(decodes, alone)
+    left = _after(decodes, _after_crew(crew, capacity))
+    if crew.drafted and min(left.pages, left.rows) < 0:  # drafts make way first
+        plan = plan_step(running, waiting, capacity, returning, crew._replace(drafted=0, draft_pages=0))
+        return plan._replace(has_drafts=False)
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
     left = left._replace(rows=max(left.rows, 1))
-    chunks = [Chunk(demand.slot, 1 + demand.drafted) for demand in decodes]
+    chunks = [Chunk(demand.slot, 1) for demand in decodes]
     for demand in ready:
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
@@ -146,16 +147,18 @@ def plan_step(
 
 
 def _after_crew(crew: Crew, capacity: Capacity) -> Capacity:
-    cost = crew.rows + capacity.cost_per_key * (crew.keys + crew.rows / 2)
-    return capacity._replace(rows=capacity.rows - cost, pages=capacity.pages - crew.growing)
+    rows = crew.rows + crew.drafted
+    keys = crew.keys * rows / max(crew.rows, 1)  # a drafted row sees what the others see, on average
+    cost = rows + capacity.cost_per_key * (keys + rows / 2)
+    return capacity._replace(rows=capacity.rows - cost, pages=capacity.pages - crew.growing - crew.draft_pages)
 
 
 def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
     """What these leave, below 0 where they need more than there is."""
     rows, pages = capacity.rows, capacity.pages
     for demand in decodes:
-        rows -= capacity.cost(demand.computed, 1 + demand.drafted)
-        pages -= _pages_more(demand, 1 + demand.drafted, capacity) + demand.branch_pages
+        rows -= capacity.cost(demand.computed, 1)
+        pages -= _pages_more(demand, 1, capacity)
     return capacity._replace(rows=rows, pages=pages)
 
 

@@ -250,7 +250,7 @@ class SimulatedCore(EngineCore):
 
     def _crew(self, decoding: Collection[EngineSequence]) -> Crew:
         roster = self._roster
-        return Crew(len(decoding), roster.computed, roster.pages, len(roster.growing), self._growths)
+        return Crew(len(decoding), roster.computed, roster.pages, len(roster.growing), growths=self._growths)
 
     def _growths(self) -> IntArray:
         """As `EngineCore._growth` has them."""

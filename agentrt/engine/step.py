@@ -94,10 +94,10 @@ class Work(NamedTuple):
     """What a step computes."""
 
     decoding: Collection[Sequence]
-    """The crew: of each the id that it sampled last."""
+    """The crew: of each the id that it sampled last, and its draft."""
     crew: Crew
     chunks: list[tuple[Sequence, int]]
-    """The next ids of others, with their drafts."""
+    """The next ids of others."""
     is_lacking: bool
     """Somebody lacks room still."""
 
@@ -223,17 +223,15 @@ class EngineCore:
             return []
         self._totals.steps += 1
         sampled_before = self._totals.sampled
-        shapes = [(sequence.lease.computed, count) for sequence, count in work.chunks]
-        drafts = [count - 1 for sequence, count in work.chunks if sequence.is_decoding]
+        shapes, crew = [(sequence.lease.computed, count) for sequence, count in work.chunks], work.crew
         finished = self._compute(work)
         for sequence in finished:
             self._leave(sequence)
         self._step_seconds = self.clock() - started
-        self.cache.costs.note(shapes, self._step_seconds, work.crew.rows, work.crew.keys)
-        if self.speculator and (decoding := work.crew.rows + len(drafts)):
-            prompt_rows = sum(count for _, count in shapes) - len(drafts) - sum(drafts)
-            sampled = self._totals.sampled - sampled_before
-            self.speculator.stepped(decoding, sum(drafts), prompt_rows, sampled, self._step_seconds)
+        self.cache.costs.note(shapes, self._step_seconds, crew.rows + crew.drafted, crew.keys)
+        if self.speculator and crew.rows:
+            prompt_rows, sampled = sum(count for _, count in shapes), self._totals.sampled - sampled_before
+            self.speculator.stepped(crew.rows, crew.drafted, prompt_rows, sampled, self._step_seconds)
         if self.spec.debug and self.is_idle:
             self.check()
         return finished
@@ -292,10 +290,11 @@ class EngineCore:
             self._is_refused = bool(line) and plan.lacking > 0
             self._deaf_until = self.clock() + DEAF_SECONDS if plan.lacking or not line else -math.inf
             self._refused = self.cache.pool.num_available if line else self.cache.pool.num_pages
-        chunks = [(self.running[slot], count) for slot, count in plan.running]
-        for sequence, count in chunks:
-            if sequence.draft.ids and count == 1:  # there was no room for it
+        if not plan.has_drafts:
+            crew = crew._replace(drafted=0, draft_pages=0)
+            for sequence in decoding:
                 sequence.draft = NO_DRAFT
+        chunks = [(self.running[slot], count) for slot, count in plan.running]
         admitted = self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
         is_lacking = plan.lacking > 0 or self._is_refused
         if plan.is_stuck:
@@ -303,16 +302,25 @@ class EngineCore:
         return Work(decoding, crew, chunks + admitted, is_lacking)
 
     def _decoding(self) -> Collection[Sequence]:
-        """Those that decode and have no draft: the crew."""
-        return {one: None for one in self.running if one.is_decoding and not one.draft.ids and one.lease.job is None}
+        """Those that decode: the crew."""
+        return {one: None for one in self.running if one.is_decoding and one.lease.job is None}
 
     def _crew(self, decoding: Collection[Sequence]) -> Crew:
         leases, size = [one.lease for one in decoding], self.cache.page_size
         growing = sum(lease.computed == len(lease.pages) * size for lease in leases)
+        with_drafts = [one for one in decoding if one.draft.ids]
+        drafted, draft_pages = sum(len(one.draft.ids) for one in with_drafts), sum(map(self._draft_pages, with_drafts))
         return Crew(
-            len(leases), sum(lease.computed for lease in leases), sum(len(lease.pages) for lease in leases), growing,
-            lambda: growths_of(Growth(one.known, self._growth(one)) for one in decoding),
+            len(leases), sum(lease.computed for lease in leases), sum(len(lease.pages) for lease in leases), growing, drafted,
+            draft_pages, lambda: growths_of(Growth(one.known, self._growth(one)) for one in decoding),
         )  # fmt: skip
+
+    def _draft_pages(self, sequence: Sequence) -> int:
+        """Pages that its draft needs beside those of its own row."""
+        lease, size = sequence.lease, self.cache.page_size
+        own = max(len(lease.pages), self.cache.pages_for(lease.computed + 1))
+        more = max(self.cache.pages_for(lease.computed + 1 + len(sequence.draft.ids)) - own, 0)
+        return more + sum(self.cache.pages_for(stop) - start // size for _, start, stop in _branches(sequence))
 
     def _line(self) -> List[tuple[int, Sequence]]:
         """Those who may be let in next, with their places among all that wait. While nothing runs, that is everybody."""
@@ -391,13 +399,13 @@ class EngineCore:
     def _grow(self, work: Work) -> None:
         """Pages for what is computed, and tables for the branches of drafts."""
         for sequence in work.decoding:
-            self.cache.grow(sequence.lease, sequence.lease.computed + 1)
+            self.cache.grow(sequence.lease, sequence.lease.computed + 1 + len(sequence.draft.ids))
+            if sequence.draft.parents:
+                for copy in self.cache.branch(sequence.lease, _branches(sequence)):
+                    self.runner.copy_page(copy)
         for sequence, count in work.chunks:
             self.cache.grow(sequence.lease, sequence.lease.computed + count)
-            for copy in self.cache.branch(sequence.lease, _branches(sequence)):
-                self.runner.copy_page(copy)
-            if not sequence.is_decoding:
-                self._totals.prefilled += count
+            self._totals.prefilled += count
 
     def _start_copies(self, is_lacking: bool) -> None:
         """Start what the link can take while a step runs; without a step, anything."""
@@ -418,13 +426,14 @@ class EngineCore:
 
     def _compute(self, work: Work) -> list[Sequence]:
         """Run the rows of a step, sample and commit; returns the sequences that end with it."""
-        chunks = [*((sequence, 1) for sequence in work.decoding), *work.chunks]
-        if self.speculator:
-            self.speculator.computes(chunks)
+        chunks = [*((sequence, 1 + len(sequence.draft.ids)) for sequence in work.decoding), *work.chunks]
+        drafter = self.speculator.drafter if self.speculator else None
+        if drafter:
+            drafter.watch(chunks)
         batch = build_batch(chunks, self.cache.page_size)
         logits_MV = self.runner.run(batch)
-        if self.speculator:
-            self.speculator.computed(chunks)
+        if drafter:
+            drafter.take(chunks)
         for sequence, count in chunks:
             self.cache.advance(sequence.lease, sequence.tokens.token_ids, min(count, sequence.num_uncomputed))
         self._read(batch.readers, logits_MV)
@@ -547,13 +556,7 @@ class EngineCore:
         group = "" if lease.anchor else sequence.group  # one that had its prompt already waits for nobody's
         is_loading = lease.job is not None and lease.is_running
         computed = lease.computed if lease.job is None else self.cache.arriving(lease)
-        branch_pages = sum(
-            self.cache.pages_for(stop) - start // self.cache.page_size for _, start, stop in _branches(sequence)
-        )
-        return Demand(
-            slot, sequence.known, computed, len(lease.pages), growth, group, len(sequence.draft.ids), branch_pages,
-            is_loading,
-        )  # fmt: skip
+        return Demand(slot, sequence.known, computed, len(lease.pages), growth, group, is_loading)
 
     def _growth(self, sequence: Sequence) -> int:
         """Ids it may sample still, as far as turns show; all that its limit leaves, once it was preempted often."""

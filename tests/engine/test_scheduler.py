@@ -33,11 +33,11 @@ def test_arrival_order_holds_also_for_a_prompt_that_does_not_fit() -> None:
 
 
 def test_drafts_make_way_for_decodes() -> None:
-    """Each decode with 3 drafted ids: 8 rows and a page for each; what lacks one of these decodes without drafts."""
-    decodes = [Demand(slot, known=8, computed=7, pages=2, growth=9, drafted=3) for slot in range(2)]
-    assert plan_step(decodes, [], capacity(pages=2)).running == [Chunk(0, 4), Chunk(1, 4)]
+    """Two with 3 drafted ids each: 8 rows and a page for each; what lacks one of these decodes without drafts."""
+    two = Crew(rows=2, keys=14, pages=4, drafted=6, draft_pages=2)
+    assert plan_step([], [], capacity(pages=2), crew=two) == Plan([], [])
     for less in (capacity(pages=1), capacity(rows=7, pages=2)):
-        assert plan_step(decodes, [], less) == Plan([Chunk(0, 1), Chunk(1, 1)], [])
+        assert plan_step([], [], less, crew=two) == Plan([], [], has_drafts=False)
 
 
 def test_decodes_that_lack_pages_void_the_plan() -> None:
@@ -170,7 +170,9 @@ def test_a_crew_is_planned_as_its_members_are(
 def crew(decodes: list[Demand]) -> Crew:
     growing = sum(one.computed == 4 * one.pages for one in decodes)
     held, keys = sum(one.pages for one in decodes), sum(one.computed for one in decodes)
-    return Crew(len(decodes), keys, held, growing, lambda: growths_of(Growth(one.known, one.growth) for one in decodes))
+    return Crew(
+        len(decodes), keys, held, growing, growths=lambda: growths_of(Growth(one.known, one.growth) for one in decodes)
+    )
 
 
 GROWTHS = st.lists(st.builds(Growth, st.integers(1, 60), st.integers(0, 40), st.integers(0, 9)), max_size=6)

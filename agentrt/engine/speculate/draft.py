@@ -61,12 +61,18 @@ class Draft(NamedTuple):
             return [place + 1] if place + 1 < len(self.ids) else []
         return [other for other, parent in enumerate(self.parents) if parent == place]
 
+    def follow(self, place: int, token_id: int) -> int:
+        """Where this id follows the one at `place`; -1 if it does not."""
+        if not self.parents:
+            place += 1
+            return place if place < len(self.ids) and self.ids[place] == token_id else -1
+        return next((other for other in self.after(place) if self.ids[other] == token_id), -1)
+
     def walk(self, token_ids: Iterable[int]) -> list[int]:
         """The ids of the draft that these are, one after another, until there is none."""
         found, place = list[int](), -1
         for token_id in token_ids:
-            place = next((other for other in self.after(place) if self.ids[other] == token_id), -1)
-            if place < 0:
+            if (place := self.follow(place, token_id)) < 0:
                 break
             found.append(place)
         return found

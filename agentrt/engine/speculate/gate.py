@@ -1,148 +1,95 @@
-"""The gate: how much of each draft a step verifies, if any. Pure; it is told what steps took and what was accepted.
+"""The gate: whether drafts are looked for, and how much of them a step verifies. Pure; it is told what was measured.
 
-A request whose drafts are verified gains 1 + sum over depths j of S_j ids a step (S_j: how often j ids of such a draft stood
-until now, `survival.py`), and is done in so many fewer steps. The gate weighs the time until all running requests are
-done, if each has equally much to say: a step takes what plain steps of so many requests were seen to take, and what so many
-drafted rows were seen to take beside it (`times.py`), and becomes cheaper as requests end. So
-fast ones do not pay for the whole batch when slow ones hold it up. Who has a draft changes from step to step, though: so
-what is gained is dealt out as drafts were until now (`survival.Standing`). It takes the drafts with which that time is
-shortest, each request its own number of ids, and none unless they save 3 % against plain decoding, the look for them
-included. Looks in vain may cost half a per cent of the time, and a quarter of what drafts save. What it knows does not grow
-old: one step in 64 is plain though drafts would pay, and one in 512 verifies some though they would not.
+*How many ids.* A request that gets an id more needs a step less. In plain steps that saves the time of its row, and its
+share of what all rows need together (the weights are read once) as far as all requests gain alike: a batch is done when its
+last request is. An id that is drafted costs what drafted rows were seen to add to a step (`times.py`). So ids are taken
+while they stand often enough (`survival.py`) to bring what they cost, at the pace of the last steps, and none at all
+unless a step's drafts save 3 %.
 
-Whether an id is likely comes from past acceptances of its class only, a class being what the proposer saw *before* it chose.
+*Whether at all.* There is a purse: half a per cent of the time, and what drafts saved, counted when they stood and not when
+they promised to. All that was done for drafts is paid from it: looks for them, a model's passes, and their rows. When it is
+empty nobody looks until there is enough for several looks in a row (chances come in clusters), and meanwhile a step costs what
+it costs without speculation. So whatever drafts promise, no more is lost than that half per cent.
+
+What the gate knows does not grow old: one step in 64 is plain though drafts would pay, and two ids of each draft are verified
+though they would not, ever more rarely, down to once in 512 steps. The purse pays for that too.
+
+Whether an id is likely comes from past acceptances of its kind only, a kind being what the proposer saw *before* it chose.
 The chance of the very id that was drawn must not play a part: a draft cut short because its id is unlikely biases the text
 (under `rejection`; `coupled` cannot be biased).
-
-Suffixes: S requests, J depths of a draft, T thresholds, P measured counts.
 """
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from math import inf
+from typing import NamedTuple
 
 from agentrt.engine.speculate.survival import Survival
-from agentrt.engine.speculate.times import Curve, StepTimes, seconds_of
-from agentrt_kernels.compiled import ordered
-
-Floats = NDArray[np.float64]
+from agentrt.engine.speculate.times import SMOOTH, Curve, StepTimes
 
 OFF_UNDER = 1.03
 """The time of plain decoding over that with drafts."""
-THRESHOLDS_T = np.array([0.9, 0.75, 0.6, 0.45, 0.35, 0.25, 0.15, 0.07])
-"""Down to which survival drafts may be taken."""
-VAIN_SHARE, VAIN_GAIN = 0.005, 0.25
-"""Of the time, and of the seconds that drafts save, for looks in vain."""
-MOST_LOOKS = 4.0
-"""In vain, that the gate saves for: chances come in clusters."""
+REGRET = 0.005
+"""Of the time, that speculation may have cost."""
+PUT_BY = 5.0
+"""Plain steps, at most, that the purse keeps of what was saved: from then on a gate that was right may be wrong."""
+IN_A_ROW = 16.0
+"""Looks for which there must be enough before the next one, once the purse was empty; the time of a plain step at most."""
+DISTURBS = 2.0
+"""Times its own time is what a look costs: the step after it finds less of its memory in the caches."""
 LONGEST_SLEEP = 128
-"""Steps, after a look that took long because something was compiled in it, say."""
+"""Plain steps, after a look or a step that took long because something was compiled in it, say."""
 PLAIN_EVERY = 64
 """Steps after which one is plain."""
 FIRST_PROBE, PROBE_EVERY = 2, 512
 """Steps after which drafts are verified that do not seem to pay; twice as many after each time, up to `PROBE_EVERY`."""
 PROBE_LENGTH = 2
-TIMED_EVERY = 8
+TIMED_EVERY = 16
 """Plain steps of which one is timed while the gate sleeps: even that little is felt in a step of half a millisecond."""
-NOBODY_S = np.empty(0, dtype=np.bool_)
-"""No request is drafted for by a model."""
+PACE_KEPT = 0.98
+"""Of the pace, at each look."""
+LIKE_OTHERS = 8.0
+"""Ids that it counts as that a request is like the others."""
+NOTHING = 1e-12
+"""Seconds."""
 
 
-class Choice(NamedTuple):
-    """What to verify, and what comes of it."""
+class Terms(NamedTuple):
+    """On which drafts are looked for."""
 
-    lengths: list[int]
-    """Of each request's draft."""
-    saved: float
-    """Seconds, for each step that plain decoding would take."""
+    row: float
+    """Seconds that a drafted row takes."""
+    gain: float
+    """Seconds that one more id saves, at the present pace."""
+    longest: int
+    """Ids of a draft, at most."""
+
+    def least(self, passes: float = 0.0) -> float:
+        """How often an id must stand to be worth its row, and a draft model's `passes` seconds for it."""
+        return (self.row + passes) / max(self.gain, NOTHING)
 
 
-def choose_lengths(
-    limits: Sequence[int], survivals_SJ: Floats, times: StepTimes, look_seconds: float = 0.0,
-    modelled: Sequence[int] = (), pass_seconds: float = 0.0, standings: Sequence[float] = (),
-) -> Choice:  # fmt: skip
-    """How many ids of each draft to verify in a step of so many requests; all 0 if that saves less than 3 %.
+def evenness(taken: Sequence[int], sampled: Sequence[int]) -> float:
+    """How much all of some requests gain alike, from 0 (one gains nothing) to 1: the least gain over the mean one.
 
-    `limits` are the drafts' lengths, 0 for a request without one; `survivals_SJ` how often the first j + 1 ids of each stand.
-    Ids are taken down to one survival for all requests, so rows are spent where they bring most. To look for drafts takes
-    `look_seconds` a step, which plain decoding does not, and a model takes `pass_seconds` for each id of the longest draft
-    that it makes for the requests `modelled`. `standings` are what drafts of each were worth until now beside the others',
-    by default all the same.
+    `taken` are ids that each has from drafts, of those that it `sampled`.
     """
-    if not any(limits) or not times.is_known:
-        return Choice([0] * len(limits), 0.0)
-    is_modelled_S = NOBODY_S
-    if modelled:
-        is_modelled_S = np.zeros(len(limits), dtype=np.bool_)
-        is_modelled_S[list(modelled)] = True
-    limits_S, lengths_S = np.array(limits, dtype=np.int64), np.zeros(len(limits), dtype=np.int64)
-    standings_S = np.array(standings) if standings else np.ones(len(limits))
-    saved = _choose(
-        limits_S, survivals_SJ, standings_S, is_modelled_S, *times.plain.curve(), *times.drafted.parts(), look_seconds,
-        pass_seconds, lengths_S,
-    )  # fmt: skip
-    return Choice(lengths_S.tolist(), saved)
+    mean = sum(taken) / max(sum(sampled), 1)
+    gains = [(one + LIKE_OTHERS * mean) / (all_ids + LIKE_OTHERS) for one, all_ids in zip(taken, sampled, strict=True)]
+    return min(gains) * len(gains) / sum(gains) if mean else 1.0
 
 
-@ordered()
-def _choose(
-    limits_S: Any, survivals_SJ: Any, standings_S: Any, is_modelled_S: Any, plain_P: Any, plain_seconds_P: Any,
-    always: float, each: float, look_seconds: float, pass_seconds: float, best_S: Any,
-) -> float:  # fmt: skip
-    """Fill `best_S`, which is 0, with the lengths of the threshold whose time to the end is least, if it is little enough.
+def saved_by_an_id(requests: int, times: StepTimes, even: float) -> float:
+    """Seconds that one of so many requests, which decode without drafts, needs less if it has an id more.
 
-    Returns what is saved.
+    Its own row takes what steps take longer for each request, and no less than a drafted row. The rest is everybody's, and is
+    saved as far as everybody gains.
     """
-    count, saved = limits_S.shape[0], 0.0
-    lengths_S, gains_S = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.float64)
-    plain = seconds_of(count, plain_P, plain_seconds_P)
-    least = plain / OFF_UNDER
-    for threshold in THRESHOLDS_T:
-        longest = _take(limits_S, survivals_SJ, standings_S, is_modelled_S, threshold, lengths_S, gains_S)
-        more = look_seconds + pass_seconds * longest
-        seconds = _seconds_a_text(gains_S, lengths_S, plain_P, plain_seconds_P, always, each, more)
-        if seconds < least and lengths_S.max() > 0:
-            least, saved = seconds, plain - seconds
-            best_S[:] = lengths_S
-    return saved
-
-
-@ordered()
-def _take(
-    limits_S: Any, survivals_SJ: Any, standings_S: Any, is_modelled_S: Any, least: float, lengths_S: Any, gains_S: Any
-) -> int:  # fmt: skip
-    """Ids down to a survival, and what they gain; the longest draft that the model makes for it."""
-    longest, total = 0, 0.0
-    for s in range(limits_S.shape[0]):
-        lengths_S[s], gains_S[s] = 0, 0.0
-        while lengths_S[s] < limits_S[s] and survivals_SJ[s, lengths_S[s]] >= least:
-            gains_S[s] += survivals_SJ[s, lengths_S[s]]
-            lengths_S[s] += 1
-        total += gains_S[s]
-        if is_modelled_S.shape[0] and is_modelled_S[s]:
-            longest = max(longest, lengths_S[s])
-    for s in range(limits_S.shape[0]):
-        gains_S[s] = 1 + total * standings_S[s] / standings_S.sum()
-    return longest
-
-
-@ordered()
-def _seconds_a_text(
-    gains_S: Any, lengths_S: Any, plain_P: Any, plain_seconds_P: Any, always: float, each: float, more: float
-) -> float:  # fmt: skip
-    """The time until all requests are done, over the steps that plain decoding takes for it."""
-    requests, drafted, total, before = lengths_S.shape[0], lengths_S.sum(), 0.0, 0.0
-    for s in np.argsort(-gains_S):
-        end = 1 / gains_S[s]
-        step = seconds_of(requests, plain_P, plain_seconds_P) + more
-        if drafted:
-            step += always + each * drafted
-        total += (end - before) * step
-        requests, drafted, before = requests - 1, drafted - lengths_S[s], end
-    return total
+    step, (_, drafted_row) = times.plain.about(requests), times.drafted.parts()
+    slope = (step - times.plain.of(1)) / (requests - 1) if requests > 1 else 0.0
+    share = step / requests
+    own = min(max(slope, drafted_row), share)
+    return own + even * (share - own)
 
 
 class Gate:
@@ -154,64 +101,89 @@ class Gate:
         """Of a draft model, for one id of each of so many sequences."""
         self.kinds: dict[str, Survival] = defaultdict(Survival)
         """Drafts that are accepted alike."""
-        self.looks = Curve()
-        """For drafts, of so many requests."""
-        self._own_seconds = 0.0
-        """Of what was done for drafts in this step, beside it."""
+        self.purse = inf
+        """Seconds that drafts may cost still; at first as many as there may be."""
+        self._enough = 0.0
+        """In the purse for the next look: nothing, or, once it was empty, something for several looks."""
+        self._look = inf
+        """Seconds of a look, about."""
+        self._pace = 1.0
+        """How much faster than plain steps the last ones were."""
         self._steps = self._unverified = self._probe_after = 0
-        self._purse = 0.0
-        """Seconds that looks in vain may take, less those that they took."""
-        self._saved = 0.0
-        """By the drafts of this step."""
-
-    def begin(self) -> None:
-        """A step begins."""
-        self._own_seconds = self._saved = 0.0
+        self._is_probe = False
+        self._plain, self._gain, self._own_seconds = NOTHING, 0.0, 0.0
+        """Of the next step: what it takes without drafts, what an id saves, and what was done for drafts beside it."""
 
     def wakes(self) -> bool:
         """Whether to look for drafts for the next step. Call once a step."""
-        return self._purse >= 0 and (self._steps + 1) % PLAIN_EVERY != 0
+        return self.purse >= self._enough and self.times.plain.is_known and (self._steps + 1) % PLAIN_EVERY != 0
 
-    def choose(
-        self, limits: Sequence[int], survivals_SJ: Floats, modelled: Sequence[int] = (), standings: Sequence[float] = ()
-    ) -> list[int]:  # fmt: skip
-        """`choose_lengths` of these drafts, or a probe."""
-        pass_seconds = self.passes.of(len(modelled)) if modelled else 0.0
-        look_seconds = self.looks.measured(len(limits)) if self.looks.is_known else 0.0
-        lengths, self._saved = choose_lengths(
-            limits, survivals_SJ, self.times, look_seconds, modelled, pass_seconds, standings
-        )
-        if any(lengths):
-            self._unverified = 0
-        elif any(limits) and self.times.plain.is_known and self._unverified >= self._probe_after:
-            lengths = [min(limit, PROBE_LENGTH) for limit in limits]
-            self._unverified = 0
-            if self.times.drafted.is_known:
-                self._probe_after = min(2 * max(self._probe_after, FIRST_PROBE), PROBE_EVERY)
-        return lengths
+    def terms(self, requests: int, even: float, longest: int) -> Terms:
+        """For a look in which so many requests decode; without regard to what pays if it is time for a probe."""
+        self._plain, self._gain = self.times.plain.about(requests), saved_by_an_id(requests, self.times, even)
+        self._is_probe = not self.times.drafted.is_known or self._unverified >= self._probe_after
+        if self._is_probe:
+            return Terms(0.0, 1.0, min(longest, PROBE_LENGTH))
+        return Terms(self.times.drafted.parts()[1], self._gain / self._pace, longest)
 
-    def note_look(self, lengths: Sequence[int], seconds: float) -> None:
-        """A look for drafts of so many requests took so long, and came to `lengths`."""
-        self.looks.note(len(lengths), seconds)
+    def saves(self, ids: float, rows: int, passes: float = 0.0) -> float:
+        """Seconds of a step in whose drafts so many ids will stand; a draft model takes `passes` seconds for them."""
+        return self._gain * ids - self.times.drafted.of(rows) - passes
+
+    def pays(self, ids: float, rows: int, passes: float = 0.0) -> bool:
+        """Whether to verify these drafts."""
+        least = (OFF_UNDER - 1) * (self._plain + self.times.drafted.of(rows) + passes)
+        return rows > 0 and (self._is_probe or self.saves(ids, rows, passes) >= least)
+
+    def note_look(self, seconds: float) -> None:
+        """A look for drafts took so long."""
+        self._look = min(seconds, (1 + SMOOTH) * self._look)
         self._own_seconds += seconds
-        if self._saved:
-            most = MOST_LOOKS * self.looks.measured(len(lengths))
-            self._purse = min(self._purse + VAIN_GAIN * self._saved, most)
-        elif self.times.plain.is_known:
-            least = -LONGEST_SLEEP * VAIN_SHARE * self.times.plain.about(len(lengths))
-            self._purse = max(self._purse - seconds, least)
 
     def note_passes(self, count: int, length: int, seconds: float) -> None:
         """A draft model's drafts of so many sequences, of `length` ids each, took so long."""
         self.passes.note(count, seconds / length)
         self._own_seconds += seconds
 
-    def note_step(self, requests: int, drafted: int, seconds: float, prompt_rows: int = 0) -> None:
-        """A step took so long, with so many rows of drafts and of prompts beside those of the requests that decoded."""
+    def note_step(self, requests: int, drafted: int, accepted: int, seconds: float, prompt_rows: int = 0) -> None:
+        """A step took so long, with so many rows of drafts and of prompts beside those of the requests that decoded.
+
+        Of the drafts `accepted` ids stood.
+        """
         self._steps += 1
         self._unverified += 1
-        if self._purse < 0:
-            self._purse += VAIN_SHARE * seconds
+        self.purse += REGRET * seconds
+        if drafted or self._own_seconds:
+            self._account(drafted, accepted)
         is_timed = drafted or self._own_seconds or not self.times.plain.is_known
         if is_timed or self._steps % TIMED_EVERY == 0:
             self.times.note(requests, drafted, seconds - self._own_seconds, prompt_rows)
+        self._own_seconds = 0.0
+
+    def _account(self, drafted: int, accepted: int) -> None:
+        """Pay for the drafts of a step, and take what they saved."""
+        cost, gain = self.times.drafted.of(drafted) + DISTURBS * self._own_seconds, self._gain * accepted
+        self._pace = PACE_KEPT * self._pace + (1 - PACE_KEPT) * (self._plain + gain) / (self._plain + cost)
+        least, most = -LONGEST_SLEEP * REGRET * self._plain, PUT_BY * self._plain
+        self.purse = min(max(self.purse + gain - cost, least), most)
+        self._enough = 0.0 if self.purse >= 0 else min(IN_A_ROW * DISTURBS * self._look, self._plain)
+        if drafted:
+            self._unverified = 0
+            if self._is_probe and self.times.drafted.is_known:
+                self._probe_after = min(2 * max(self._probe_after, FIRST_PROBE), PROBE_EVERY)
+
+
+class OpenGate(Gate):
+    """Has all drafts looked for, and verified whole, whatever they cost: for tests and figures."""
+
+    def wakes(self) -> bool:
+        return True
+
+    def terms(self, requests: int, even: float, longest: int) -> Terms:
+        return Terms(0.0, inf, longest)
+
+    def saves(self, ids: float, rows: int, passes: float = 0.0) -> float:
+        return ids
+
+    def pays(self, ids: float, rows: int, passes: float = 0.0) -> bool:
+        return rows > 0

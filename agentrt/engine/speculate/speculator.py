@@ -1,34 +1,29 @@
 """`Speculator`: the drafts of an engine's running sequences, before each step, and what became of them after it.
 
 Drafts from text cost next to nothing and are looked for first. A draft model, if there is one, drafts for those sequences of
-which it is expected to be accepted more; the gate weighs its passes against that.
+which it is expected to be accepted more; the gate weighs its passes against that. While the gate sleeps, nothing is done here
+for any sequence that runs.
 """
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from collections.abc import Sequence as List
-from functools import cache
 from math import inf
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.freshness import Freshness
-from agentrt.engine.speculate.gate import Gate
-from agentrt.engine.speculate.shadow import Shadow
-from agentrt.engine.speculate.suffix import LONGEST, Found, Memory
-from agentrt.engine.speculate.survival import Own, Standing
+from agentrt.engine.speculate.gate import Gate, Terms, evenness
+from agentrt.engine.speculate.suffix import KINDS, Found, Memory
+from agentrt.engine.speculate.survival import Survival
 from agentrt.engine.speculate.trial import Trial
 
-TEXT = "text"
-MANY = 4
-"""Matches."""
+ROW_OF = {kind: row for row, kind in enumerate(KINDS)}
 
 log = structlog.get_logger(__name__)
 
@@ -46,11 +41,10 @@ class Speculator:
         """Of the draft model."""
         self.trial = Trial()
         """Of the draft model, too."""
-        self._own: dict[Sequence, dict[str, Own]] = {}
-        """How the drafts of each request fare, those from text and those of the model."""
-        self._standings: dict[Sequence, Standing] = {}
-        self._shadow = Shadow()
-        """Of drafts from text."""
+        self._survivals_KJ = np.array([Survival().curve(draft_length)] * len(KINDS))
+        """What the gate knows of drafts from text."""
+        self._accepted = 0
+        """Ids of this step's drafts that stood."""
         if drafter:
             for count, seconds in drafter.measure().items():
                 self.gate.passes.note(count, seconds)
@@ -59,21 +53,10 @@ class Speculator:
         """Remember what a conversation heard since its last turn: a prompt, or what a tool gave."""
         tokens, end = sequence.tokens, sequence.context_tokens
         if not sequence.num_scored:
-            self._own[sequence], self._standings[sequence] = defaultdict(Own), Standing()
             last_sampled = tokens.mask[:end].tobytes().rfind(b"\1")
             self.memory.add(tokens.token_ids[:end], last_sampled + 1, once=True)
             if self.drafter and self.trial.is_on:
                 self.drafter.follow(sequence.lease)
-
-    def computes(self, chunks: List[tuple[Sequence, int]]) -> None:
-        """The rows of a step are about to be computed."""
-        if self.drafter:
-            self.drafter.watch(chunks)
-
-    def computed(self, chunks: List[tuple[Sequence, int]]) -> None:
-        """The rows of a step were computed, and nothing of it is committed yet."""
-        if self.drafter:
-            self.drafter.take(chunks)
 
     def returned(self, sequence: Sequence) -> None:
         """A sequence waits again, and its KV may go."""
@@ -85,9 +68,7 @@ class Speculator:
         """Remember what a turn said; siblings, and the next epoch, may say it again."""
         if self.drafter:
             self.drafter.left(sequence)
-        if sequence in self._own:
-            self._settle(sequence, is_over=True)
-            del self._own[sequence], self._standings[sequence]
+        if not sequence.num_scored:
             self.memory.add(sequence.tokens.token_ids, sequence.context_tokens)
 
     def closed(self, lease: Lease) -> None:
@@ -108,32 +89,23 @@ class Speculator:
 
     def propose(self, running: List[Sequence]) -> None:
         """Give each sequence that decodes the draft that the next step is to verify, if any."""
-        self.gate.begin()
         if self.drafter and not self.trial.is_on:
             self.drafter.rest()
         if not self.gate.wakes():
             return
         started = self._clock()
         decoding = [sequence for sequence in running if sequence.is_decoding]
-        for sequence in self._shadow.sequences():
-            self._settle(sequence)
-        drafts = self._from_text(decoding)
-        lengths, modelled = [0] * len(decoding), list[int]()
-        if decoding and (self.drafter or any(draft.ids for draft in drafts)):
-            lengths, modelled = self._chosen(decoding, drafts)
-        for sequence, draft, length in zip(decoding, drafts, lengths, strict=True):
-            sequence.draft = draft.cut(length) if length else NO_DRAFT
-            if draft.ids and not length:
-                self._shadow.keep(sequence, draft.first())
         if decoding:
-            self.gate.note_look(lengths, self._clock() - started)
-        self._draft_by_model([(decoding[slot], lengths[slot]) for slot in modelled if lengths[slot]])
+            modelled = self._choose(decoding)
+            self.gate.note_look(self._clock() - started)
+            self._draft_by_model(modelled)
 
     def stepped(self, requests: int, drafted: int, prompt_rows: int, sampled: int, seconds: float) -> None:
         """A step took so long: requests that decoded, rows of drafts and of prompts beside theirs, ids that were sampled."""
         if self.drafter and not prompt_rows and (plain := self.gate.times.plain.measured(requests)) < inf:
             self.trial.note(plain * sampled / requests, seconds)
-        self.gate.note_step(requests, drafted, seconds, prompt_rows)
+        self.gate.note_step(requests, drafted, self._accepted, seconds, prompt_rows)
+        self._accepted = 0
 
     def verified(self, sequence: Sequence, stood: List[int]) -> None:
         """The draft of a sequence was verified, and these of its ids stood."""
@@ -141,15 +113,17 @@ class Speculator:
         sequence.verifications += 1
         sequence.drafted += len(draft.ids)
         sequence.accepted += accepted
+        self._accepted += accepted
         if self.drafter:
             self.drafter.stood(sequence, stood)
-        for branch in draft.branches()[1:]:
+        for branch in draft.branches()[1:] if draft.parents else ():
             if not branch.above or branch.above[-1] in stood:
                 in_branch = len(set(branch.ids).intersection(stood))
                 self.gate.kinds[_other(draft.kind)].note(len(branch.ids), in_branch)
-        self._learn(sequence, draft.first(), len(set(draft.branches()[0].ids).intersection(stood)))
+        first = draft.branches()[0].ids
+        self._learn(draft.kind, len(first), len(set(first).intersection(stood)))
         sequence.draft = NO_DRAFT
-        if _source(draft.kind) != TEXT and (stale := self.freshness.note(accepted)):
+        if self.drafter and draft.kind not in ROW_OF and (stale := self.freshness.note(accepted)):
             log.warning(
                 "the draft model is stale: fewer of its ids stand than before the policy changed; train it again",
                 accepted_length_before=round(stale.before, 2), accepted_length=round(stale.now, 2),
@@ -160,26 +134,72 @@ class Speculator:
         if self.drafter:
             self.drafter.cache.check()
 
-    def _settle(self, sequence: Sequence, *, is_over: bool = False) -> None:
-        """Learn from a draft of the sequence that was not verified, if it is known by now what of it would have stood."""
-        outcome = self._shadow.settle(sequence, is_over=is_over)
-        if outcome is not None:
-            self._learn(sequence, *outcome)
+    def _learn(self, kind: str, proposed: int, accepted: int) -> None:
+        """The first `accepted` ids of a draft stood."""
+        survival = self.gate.kinds[kind]
+        if survival.note(proposed, accepted) and kind in ROW_OF:
+            self._survivals_KJ[ROW_OF[kind]] = survival.curve(self.draft_length)
 
-    def _learn(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
-        """The first `accepted` ids of a draft stood, or would have."""
-        survival, proposed = self.gate.kinds[draft.kind], len(draft.ids)
-        self._own[sequence][_source(draft.kind)].note(accepted, survival.expected(proposed))
-        survival.note(proposed, accepted)
+    def _choose(self, decoding: List[Sequence]) -> list[tuple[Sequence, int]]:
+        """Give each its draft from text, if that pays; those that the model is to draft for, and how many ids."""
+        taken, sampled = [one.accepted for one in decoding], [one.num_sampled for one in decoding]
+        terms = self.gate.terms(len(decoding), evenness(taken, sampled), self.draft_length)
+        drafts = self._from_text(decoding, terms)
+        bring = [self._expected(draft) if draft.ids else 0.0 for draft in drafts]
+        ids, rows, modelled = sum(bring), sum(len(draft.ids) for draft in drafts), list[tuple[Sequence, int]]()
+        pays = self.gate.pays(ids, rows)
+        if self.drafter:
+            modelled = self._modelled(decoding, drafts, bring, terms, self.gate.saves(ids, rows) if pays else -inf)
+        by_model = {sequence for sequence, _ in modelled}
+        for sequence, draft in zip(decoding, drafts, strict=True):
+            sequence.draft = draft if (pays or modelled) and sequence not in by_model else NO_DRAFT
+        return modelled
 
-    def _from_text(self, sequences: List[Sequence]) -> list[Draft]:
+    def _from_text(self, sequences: List[Sequence], terms: Terms) -> list[Draft]:
         """What may come next: never more than the turn may still have, the id after the draft included."""
-        limits = [self._limit(sequence) for sequence in sequences]
-        found = self.memory.find([sequence.tokens.token_ids for sequence in sequences], limits)
+        limits = [min(self._limit(sequence), terms.longest) for sequence in sequences]
+        texts = [sequence.tokens.token_ids for sequence in sequences]
+        found = self.memory.find(texts, limits, self._survivals_KJ, terms.least())
         return [
-            self._ordered(_drafted(sequence, one)).cut(self.draft_length) if one.ids or one.branches else NO_DRAFT
+            self._cut(_drafted(sequence, one), terms) if one.ids or one.branches else NO_DRAFT
             for sequence, one in zip(sequences, found, strict=True)
         ]
+
+    def _modelled(
+        self, decoding: List[Sequence], drafts: List[Draft], bring: List[float], terms: Terms, saved: float
+    ) -> list[tuple[Sequence, int]]:  # fmt: skip
+        """Those of which more ids of the model will stand than of these drafts, which `bring` so many, if that saves more."""
+        assert self.drafter is not None
+        followed = [slot for slot, one in enumerate(decoding) if self.drafter.follows(one)]
+        if not followed:
+            return []
+        curve = self.gate.kinds[self.drafter.model.kind].curve(self.draft_length)[: terms.longest]
+        least = terms.least(self.gate.passes.of(len(followed)) / len(followed))
+        length = sum(share >= least for share in curve)
+        lengths = {slot: min(self._limit(decoding[slot]), length) for slot in followed}
+        lengths = {slot: most for slot, most in lengths.items() if sum(curve[:most]) > bring[slot]}
+        if not lengths:
+            return []
+        others = [slot for slot in range(len(decoding)) if slot not in lengths]
+        ids = sum(bring[slot] for slot in others) + sum(sum(curve[:most]) for most in lengths.values())
+        rows = sum(len(drafts[slot].ids) for slot in others) + sum(lengths.values())
+        seconds = self.gate.passes.of(len(lengths)) * max(lengths.values())
+        if not self.gate.pays(ids, rows, seconds) or self.gate.saves(ids, rows, seconds) < saved:
+            return []
+        return [(decoding[slot], most) for slot, most in lengths.items()]
+
+    def _expected(self, draft: Draft) -> float:
+        """How many ids of a draft will stand."""
+        if draft.parents:
+            return sum(self._chances(draft))
+        return sum(self.gate.kinds[draft.kind].curve(self.draft_length)[: len(draft.ids)])
+
+    def _cut(self, draft: Draft, terms: Terms) -> Draft:
+        """Its ids that are worth their rows. Those of a chain from text are already."""
+        if not draft.parents:
+            return draft
+        draft = self._ordered(draft).cut(terms.longest)
+        return draft.cut(sum(chance >= terms.least() for chance in self._chances(draft)))
 
     def _ordered(self, draft: Draft) -> Draft:
         """The same ids, what is likeliest to stand first."""
@@ -200,47 +220,6 @@ class Speculator:
             for place, survival in zip(branch.ids, curve, strict=False):
                 chances[place] = min(start * survival, most)
         return chances
-
-    def _chosen(self, decoding: List[Sequence], drafts: List[Draft]) -> tuple[list[int], list[int]]:
-        """How many ids to verify for each; and the slots that the model drafts for, as more of its ids will stand."""
-        limits = [len(draft.ids) for draft in drafts]
-        survivals_SJ = self._survivals(decoding, TEXT, drafts)
-        followed = [slot for slot, one in enumerate(decoding) if self.drafter and self.drafter.follows(one)]
-        if self.drafter is None or not followed:
-            return self.gate.choose(limits, survivals_SJ, (), self._standing(decoding, limits, survivals_SJ)), []
-        kind = self.drafter.model.kind
-        mixed, mixed_SJ, modelled = list(limits), survivals_SJ.copy(), []
-        by_model_SJ = self._survivals(decoding, kind, [Draft(kind=kind)] * len(decoding))
-        for slot in followed:
-            limit = self._limit(decoding[slot])
-            if by_model_SJ[slot, :limit].sum() > survivals_SJ[slot, : limits[slot]].sum():
-                modelled.append(slot)
-                mixed[slot], mixed_SJ[slot] = limit, by_model_SJ[slot]
-        standings = self._standing(decoding, mixed, mixed_SJ)
-        lengths = self.gate.choose(mixed, mixed_SJ, modelled, standings)
-        if any(lengths[slot] for slot in modelled) or not modelled:
-            return lengths, modelled
-        return self.gate.choose(limits, survivals_SJ, (), standings), []
-
-    def _standing(self, sequences: List[Sequence], limits: List[int], survivals_SJ: NDArray[np.float64]) -> list[float]:
-        """What drafts of each are worth on average, these ones included."""
-        promised = [sum(row[:limit]) for row, limit in zip(survivals_SJ.tolist(), limits, strict=True)]
-        mean = sum(promised) / len(promised)
-        return [self._standings[one].note(ids, mean) for one, ids in zip(sequences, promised, strict=True)]
-
-    def _survivals(self, sequences: List[Sequence], source: str, drafts: List[Draft]) -> NDArray[np.float64]:
-        """How often id j of a draft of each stands, j up to the longest draft; 0 where there is none."""
-        rows, none = [], [0.0] * self.draft_length
-        for sequence, draft in zip(sequences, drafts, strict=True):
-            row = none
-            if draft.kind:
-                row, factor = self.gate.kinds[draft.kind].curve(self.draft_length), self._own[sequence][source].factor
-                if draft.parents:
-                    row = (self._chances(draft) + none)[: self.draft_length]
-                if factor != 1:
-                    row = [min(share * factor, 1.0) for share in row]
-            rows.append(row)
-        return np.array(rows)
 
     def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
         if self.drafter is None or not wanted:
@@ -266,7 +245,7 @@ def _drafted(sequence: Sequence, found: Found) -> Draft:
             parents += [leave - 1, *range(len(ids), len(ids) + len(others) - 1)]
             ids = ids + others
     is_chain = len(ids) == len(first)
-    return Draft(tuple(ids), (), _kind(found.matched, found.agreed), () if is_chain else tuple(parents))
+    return Draft(tuple(ids), (), found.kind, () if is_chain else tuple(parents))
 
 
 def _until(ids: list[int], stops: tuple[int, ...]) -> list[int]:
@@ -277,15 +256,3 @@ def _until(ids: list[int], stops: tuple[int, ...]) -> list[int]:
 def _other(kind: str) -> str:
     """Of what is not the first choice in drafts of a kind."""
     return f"{kind}, not the first choice"
-
-
-def _source(kind: str) -> str:
-    return TEXT if kind.startswith(TEXT) else kind
-
-
-@cache
-def _kind(matched: int, agreed: int) -> str:
-    """Drafts from text by the length of their match, in octaves, and by how many such matches agreed, if all did."""
-    octave = min(matched, LONGEST).bit_length()
-    voters = "split" if not agreed else "one match" if agreed == 1 else "few agreed" if agreed < MANY else "many agreed"
-    return f"{TEXT}, {voters}, {1 << octave >> 1} and more"

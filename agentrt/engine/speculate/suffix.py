@@ -5,6 +5,9 @@ arrived, the turns of the group's other members, and the last epoch's rollouts o
 anywhere, and the longest one wins, so a sibling's text is found before a stranger's by the prompt they share. Several
 matches of that length vote; where they disagree, a draft can branch.
 
+A look goes over all requests at once in compiled code, and that knows how often drafts of each *kind* stood until now (how long
+the match is, and how many such matches agree): what is not worth verifying is not even made an object of.
+
 A ring of ids with hash chains, as LZ77 coders have them: `chains[o][p]` is the place before p with the same hash of the
 `ORDERS[o]` ids that end there. 20 bytes an id, and a look-up costs microseconds.
 """
@@ -14,6 +17,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agentrt.core.tokens import IntArray
 from agentrt_kernels.compiled import ordered
@@ -32,10 +36,16 @@ APART = -1
 NO_TAIL = IntArray("i", [APART]) * LONGEST
 FOUND = 3
 """Columns of a look's table before the ids that were found: how many there may be and then are, `matched`, `agreed`."""
-
-
 SIDE = 2
 """Columns of a branch before its ids: how many there are, and after how many of the others it begins."""
+
+
+FEW = 4
+"""Matches; as many agree as *many*."""
+VOTERS = ("split", "one match", "few agreed", "many agreed")
+OCTAVES = LONGEST.bit_length() + 1
+KINDS = tuple(f"text, {voters}, {1 << octave >> 1} and more" for voters in VOTERS for octave in range(OCTAVES))
+"""Drafts from text that are accepted alike: by how many matches agreed, if all did, and by the match's length, in octaves."""
 
 
 class Found(NamedTuple):
@@ -49,8 +59,13 @@ class Found(NamedTuple):
     branches: list[tuple[int, list[int]]] = []
     """What others went on with, and after how many of `ids`."""
 
+    @property
+    def kind(self) -> str:
+        return KINDS[_kind(self.matched, self.agreed)]
+
 
 NOTHING = Found([], 0, 0)
+SURE = np.ones((len(KINDS), 1))
 
 
 class Memory:
@@ -77,8 +92,13 @@ class Memory:
         text = np.array(ids[first:][-len(self._ring) // 2 :], dtype=np.int32)
         self._end = _append(self._ring, self._chains, self._heads, self._end, text, start - first)
 
-    def find(self, texts: Sequence[IntArray], limits: Sequence[int]) -> list[Found]:
-        """What may follow each of these, at most so many ids of it."""
+    def find(
+        self, texts: Sequence[IntArray], limits: Sequence[int], survivals_KJ: NDArray[np.float64] = SURE, least: float = 0.0
+    ) -> list[Found]:  # fmt: skip
+        """What may follow each of these, at most so many ids of it, as long as they stand no less often than `least`.
+
+        `survivals_KJ` are how often at least the first j + 1 ids of each of `KINDS` stand, by default always.
+        """
         count, longest = len(texts), max(limits, default=0)
         if count > len(self._tails_SL) or longest > self._longest:
             self._make_room(count, longest)
@@ -90,7 +110,8 @@ class Memory:
             self._tails[end - len(tail) : end] = tail
             self._found[slot * width] = limit
         found_SC = self._found_SC[:count]
-        _find(self._ring, self._chains, self._heads, self._end, self._tails_SL, found_SC, self._longest)
+        memory = self._ring, self._chains, self._heads, self._end
+        _find(*memory, self._tails_SL, found_SC, self._longest, survivals_KJ, least)
         found = [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in found_SC.tolist()]
         if self.branches == 1:
             return found
@@ -146,15 +167,18 @@ def _hash(ids: Any, end: int, order: int) -> Any:
 
 
 @ordered()
+def _kind(matched: int, agreed: int) -> int:
+    """Which of `KINDS`."""
+    octave, voters = 0, min(agreed, 2) if agreed < FEW else 3
+    while matched >> octave:
+        octave += 1
+    return voters * OCTAVES + octave
+
+
+@ordered()
 def _find(
-    ring: Any,
-    chains: Any,
-    heads: Any,
-    end: int,
-    tails_SL: Any,
-    found_SC: Any,
-    longest: int,
-) -> None:
+    ring: Any, chains: Any, heads: Any, end: int, tails_SL: Any, found_SC: Any, longest: int, survivals_KJ: Any, least: float
+) -> None:  # fmt: skip
     sides = (found_SC.shape[1] - FOUND - longest) // (SIDE + longest)
     for s in range(found_SC.shape[0]):
         first = 0
@@ -163,12 +187,23 @@ def _find(
         out_K = found_SC[s, FOUND : FOUND + found_SC[s, 0]]
         sides_BC = found_SC[s, FOUND + longest :].reshape((sides, SIDE + longest))
         found_SC[s, 0], found_SC[s, 1], found_SC[s, 2] = _follow(
-            ring, chains, heads, end, tails_SL[s, first:], out_K, sides_BC
+            ring, chains, heads, end, tails_SL[s, first:], out_K, sides_BC, survivals_KJ, least
         )
 
 
 @ordered()
-def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any, sides_BC: Any) -> Any:
+def _worth(survival_J: Any, least: float, most: int) -> int:
+    """How many ids of a draft stand no less often than `least`. What is not known of a depth is said of the one before."""
+    count = 0
+    while count < most and survival_J[min(count, survival_J.shape[0] - 1)] >= least:
+        count += 1
+    return count
+
+
+@ordered()
+def _follow(
+    ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any, sides_BC: Any, survivals_KJ: Any, least: float
+) -> Any:  # fmt: skip
     """Fill `out`; how many ids, the length of the match, and how many there are if all agreed on the first.
 
     `sides_BC` are filled with what the next most texts have, from each place on where they disagree: how many ids, after
@@ -187,10 +222,15 @@ def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any, s
         if lengths[i] == longest:
             places[live] = places[i]
             live += 1
-    count, agreed, sides = 0, 0, 0
-    while count < out.shape[0] and live > 0:
+    count, agreed, sides, room = 0, 0, 0, out.shape[0]
+    while count < room and live > 0:
         winner, votes, voters = _vote(ring, end, places, live, count + 1, APART)
         is_clear = 2 * votes >= voters
+        if count == 0:
+            agreed = voters if votes == voters else 0
+            room = _worth(survivals_KJ[_kind(longest, agreed)], least, room)
+            if room == 0:
+                break
         if votes < voters and sides < sides_BC.shape[0]:
             other = _vote(ring, end, places, live, count + 1, winner)[0] if is_clear else winner
             others = places[:live].copy()
@@ -200,8 +240,6 @@ def _follow(ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any, s
             sides += 1
         if voters == 0 or not is_clear:
             break
-        if count == 0 and votes == voters:
-            agreed = voters
         out[count] = winner
         count += 1
         live = _keep(ring, places, live, count, winner)

@@ -53,9 +53,9 @@ class KeyedChance:
 
 def coupled(draft: Draft, choose: Callable[[int], int]) -> list[int]:
     """`choose(row)` samples from `law(row)`; it is asked only where all ids of the draft before were chosen."""
-    chosen = [choose(0)]
-    while len(stood := draft.walk(chosen)) == len(chosen):
-        chosen.append(choose(stood[-1] + 1))
+    chosen, place = [choose(0)], -1
+    while (place := draft.follow(place, chosen[-1])) >= 0:
+        chosen.append(choose(place + 1))
     return chosen
 
 

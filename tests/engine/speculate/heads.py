@@ -16,6 +16,7 @@ from agentrt.engine.model.rope import Rope
 from agentrt.engine.runner import ModelRunner
 from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.drafter import Drafter
+from agentrt.engine.speculate.gate import OpenGate
 from agentrt.engine.speculate.head_config import Kind, load_head_config
 from agentrt.engine.speculate.load import load_draft
 from agentrt.engine.step import EngineCore
@@ -104,7 +105,6 @@ def make_core(folder: Path | None, loaded: LoadedModel | None = None, **spec: An
 def keep_open(core: EngineCore) -> None:
     """Have it verify whatever a draft model says, and nothing from text; does nothing if it does not speculate."""
     if core.speculator:
-        core.speculator.gate.wakes = lambda: True  # type: ignore[method-assign]
+        core.speculator.gate = OpenGate()
         core.speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
-        core.speculator.gate.choose = lambda limits, *_: list(limits)  # type: ignore[method-assign]
-        core.speculator._from_text = lambda sequences: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
+        core.speculator._from_text = lambda sequences, terms: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]

@@ -3,11 +3,12 @@
 from array import array
 from collections import Counter
 
+import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agentrt.core.tokens import IntArray
-from agentrt.engine.speculate.suffix import CANDIDATES, LONGEST, ORDERS, Found, Memory
+from agentrt.engine.speculate.suffix import CANDIDATES, KINDS, LONGEST, NOTHING, ORDERS, Found, Memory
 
 
 def ids(*values: int) -> "array[int]":
@@ -58,6 +59,31 @@ def test_what_others_went_on_with_is_a_branch() -> None:
     for last in (30, 31, 32):
         memory.add(ids(5, 6, 7, 8, 9, last, 33), 0)
     assert find(memory, ids(5, 6, 7), 8) == ([8, 9], 3, 3, [(2, [32, 33])])
+
+
+def test_what_does_not_stand_often_enough_is_not_proposed() -> None:
+    memory = Memory()
+    memory.add(ids(1, 2, 3, 4, 50, 51, 52), 0)
+    memory.add(ids(9, 5, 6, 7, 70, 71, 72), 0)
+    memory.add(ids(8, 5, 6, 7, 70, 71, 73), 0)
+    tails = [ids(2, 3, 4), ids(5, 6, 7)]
+    one, few = found = memory.find(tails, [8, 8])
+    assert [one.kind for one in found] == ["text, one match, 2 and more", "text, few agreed, 2 and more"]
+    assert (one.ids, few.ids) == ([50, 51, 52], [70, 71, 73])
+    survivals_KJ = np.ones((len(KINDS), 3))
+    survivals_KJ[KINDS.index(one.kind)], survivals_KJ[KINDS.index(few.kind)] = [0.2, 0.1, 0.1], [0.9, 0.5, 0.2]
+    for least, expected in ((0.1, [3, 3]), (0.2, [1, 3]), (0.5, [0, 2]), (0.6, [0, 1]), (1.0, [0, 0])):
+        found = memory.find(tails, [8, 8], survivals_KJ, least)
+        assert [len(one.ids) for one in found] == expected
+    assert found == [NOTHING, NOTHING]
+
+
+def test_kinds_are_named_by_votes_and_octaves() -> None:
+    names = [Found([], matched, agreed).kind for matched, agreed in ((3, 0), (4, 1), (15, 3), (LONGEST, 4), (31, 16))]
+    assert names == [
+        "text, split, 2 and more", "text, one match, 4 and more", "text, few agreed, 8 and more",
+        "text, many agreed, 32 and more", "text, many agreed, 16 and more",
+    ]  # fmt: skip
 
 
 def test_a_turn_follows_the_prompt_before_it() -> None:

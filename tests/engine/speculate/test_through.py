@@ -30,6 +30,7 @@ from agentrt.engine.kv.group import Group
 from agentrt.engine.sampler import laws_of, sample
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import Draft
+from agentrt.engine.speculate.gate import Terms
 from agentrt.engine.step import EngineCore
 from agentrt.engine.update import Update
 from agentrt.testing.toy import ToyRunner, hashed_logits
@@ -146,7 +147,7 @@ def test_c27_topk_then_topp_under_every_verifier(verifier: Verifier, drawn: bool
     q = np.zeros(VOCAB)
     q[:3] = [0.5, 0.3, 0.2]
 
-    def draft(sequences: List[Sequence]) -> list[Draft]:
+    def draft(sequences: List[Sequence], terms: Terms) -> list[Draft]:
         found = []
         for one in sequences:
             length = min(3, one.max_tokens - one.num_sampled - 1)
