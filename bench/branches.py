@@ -13,7 +13,6 @@ import argparse
 from speculate_cpu import engine, siblings
 
 from agentrt.core.protocol import EngineStatistics
-from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.gate import OpenGate
 from agentrt.engine.step import EngineCore
 from agentrt_envs import calculator
@@ -29,7 +28,7 @@ def verify_all(core: EngineCore, *, text: bool) -> None:
     speculator.gate = OpenGate()
     speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
     if not text:
-        speculator._from_text = lambda sequences, terms: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
+        speculator._from_text = lambda sequences, terms: {}  # type: ignore[method-assign]
 
 
 def line(length: int, branches: int, found: EngineStatistics) -> str:

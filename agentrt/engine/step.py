@@ -213,8 +213,6 @@ class EngineCore:
         started = self.clock()
         self._update_if_due()
         self._send_back(self.cache.poll())
-        if self.speculator:
-            self.speculator.propose(self.running)
         work = self._plan()
         self._grow(work)
         self._start_copies(work.is_lacking)
@@ -265,9 +263,10 @@ class EngineCore:
     def _plan(self) -> Work:
         """The next step, with room made for it."""
         hears = self._hears_line()
-        line = self._line() if hears else []
+        line, decoding = self._line() if hears else [], self._decoding()
+        if self.speculator:
+            self.speculator.propose(decoding)
         while True:
-            decoding = self._decoding()
             crew = self._crew(decoding)
             running = [
                 self._demand(slot, one, forecast=bool(line))
@@ -285,7 +284,7 @@ class EngineCore:
                 spared.append(next(sequence.lease for slot, sequence in line if slot not in dict(plan.admitted)))
             if not plan.lacking or not self._make_room(plan, spared):
                 break
-            line = self._line()
+            line, decoding = self._line(), self._decoding()
         if hears:
             self._is_refused = bool(line) and plan.lacking > 0
             self._deaf_until = self.clock() + DEAF_SECONDS if plan.lacking or not line else -math.inf

@@ -48,6 +48,8 @@ TIMED_EVERY = 16
 """Plain steps of which one is timed while the gate sleeps: even that little is felt in a step of half a millisecond."""
 PACE_KEPT = 0.98
 """Of the pace, at each look."""
+RENEWED = 8
+"""Looks of as many requests after which what an id saves is worked out anew."""
 LIKE_OTHERS = 8.0
 """Ids that it counts as that a request is like the others."""
 NOTHING = 1e-12
@@ -109,18 +111,25 @@ class Gate:
         """Seconds of a look, about."""
         self._pace = 1.0
         """How much faster than plain steps the last ones were."""
+        self.even = 1.0
+        """`evenness` of the requests that decode."""
+        self._looks = self._requests = 0
         self._steps = self._unverified = self._probe_after = 0
         self._is_probe = False
         self._plain, self._gain, self._own_seconds = NOTHING, 0.0, 0.0
-        """Of the next step: what it takes without drafts, what an id saves, and what was done for drafts beside it."""
+        """Of a step of as many requests as in the last look: what it takes without drafts, and what an id saves. What was done
+        for drafts in this step, beside it."""
 
     def wakes(self) -> bool:
         """Whether to look for drafts for the next step. Call once a step."""
         return self.purse >= self._enough and self.times.plain.is_known and (self._steps + 1) % PLAIN_EVERY != 0
 
-    def terms(self, requests: int, even: float, longest: int) -> Terms:
+    def terms(self, requests: int, longest: int) -> Terms:
         """For a look in which so many requests decode; without regard to what pays if it is time for a probe."""
-        self._plain, self._gain = self.times.plain.about(requests), saved_by_an_id(requests, self.times, even)
+        self._looks += 1
+        if requests != self._requests or self._looks % RENEWED == 0:
+            self._requests, self._plain = requests, self.times.plain.about(requests)
+            self._gain = saved_by_an_id(requests, self.times, self.even)
         self._is_probe = not self.times.drafted.is_known or self._unverified >= self._probe_after
         if self._is_probe:
             return Terms(0.0, 1.0, min(longest, PROBE_LENGTH))
@@ -179,7 +188,7 @@ class OpenGate(Gate):
     def wakes(self) -> bool:
         return True
 
-    def terms(self, requests: int, even: float, longest: int) -> Terms:
+    def terms(self, requests: int, longest: int) -> Terms:
         return Terms(0.0, inf, longest)
 
     def saves(self, ids: float, rows: int, passes: float = 0.0) -> float:

@@ -6,23 +6,26 @@ for any sequence that runs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from collections.abc import Sequence as List
 from math import inf
 
 import numpy as np
 import structlog
 
+from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.freshness import Freshness
 from agentrt.engine.speculate.gate import Gate, Terms, evenness
-from agentrt.engine.speculate.suffix import KINDS, Found, Memory
+from agentrt.engine.speculate.suffix import KINDS, NOTHING, Found, Memory
 from agentrt.engine.speculate.survival import Survival
 from agentrt.engine.speculate.trial import Trial
 
+EVENNESS_EVERY = 8
+"""Looks."""
 ROW_OF = {kind: row for row, kind in enumerate(KINDS)}
 
 log = structlog.get_logger(__name__)
@@ -43,6 +46,7 @@ class Speculator:
         """Of the draft model, too."""
         self._survivals_KJ = np.array([Survival().curve(draft_length)] * len(KINDS))
         """What the gate knows of drafts from text."""
+        self._looks = 0
         self._accepted = 0
         """Ids of this step's drafts that stood."""
         if drafter:
@@ -87,15 +91,12 @@ class Speculator:
             self.drafter.renew(version)
             self.drafter.is_refreshed = False
 
-    def propose(self, running: List[Sequence]) -> None:
-        """Give each sequence that decodes the draft that the next step is to verify, if any."""
+    def propose(self, decoding: Collection[Sequence]) -> None:
+        """Give these, which decode, the drafts that the next step is to verify, if any."""
         if self.drafter and not self.trial.is_on:
             self.drafter.rest()
-        if not self.gate.wakes():
-            return
-        started = self._clock()
-        decoding = [sequence for sequence in running if sequence.is_decoding]
-        if decoding:
+        if self.gate.wakes() and decoding:
+            started = self._clock()
             modelled = self._choose(decoding)
             self.gate.note_look(self._clock() - started)
             self._draft_by_model(modelled)
@@ -116,12 +117,10 @@ class Speculator:
         self._accepted += accepted
         if self.drafter:
             self.drafter.stood(sequence, stood)
-        for branch in draft.branches()[1:] if draft.parents else ():
-            if not branch.above or branch.above[-1] in stood:
-                in_branch = len(set(branch.ids).intersection(stood))
-                self.gate.kinds[_other(draft.kind)].note(len(branch.ids), in_branch)
-        first = draft.branches()[0].ids
-        self._learn(draft.kind, len(first), len(set(first).intersection(stood)))
+        if draft.parents:
+            self._learn_of_branches(draft, stood)
+        else:
+            self._learn(draft.kind, len(draft.ids), accepted)
         sequence.draft = NO_DRAFT
         if self.drafter and draft.kind not in ROW_OF and (stale := self.freshness.note(accepted)):
             log.warning(
@@ -140,53 +139,68 @@ class Speculator:
         if survival.note(proposed, accepted) and kind in ROW_OF:
             self._survivals_KJ[ROW_OF[kind]] = survival.curve(self.draft_length)
 
-    def _choose(self, decoding: List[Sequence]) -> list[tuple[Sequence, int]]:
+    def _learn_of_branches(self, draft: Draft, stood: List[int]) -> None:
+        """These ids of a draft stood; of a branch that leaves the sequence's text nothing is known."""
+        for index, branch in enumerate(draft.branches()):
+            if not branch.above or branch.above[-1] in stood:
+                kind, accepted = _other(draft.kind) if index else draft.kind, set(branch.ids).intersection(stood)
+                self._learn(kind, len(branch.ids), len(accepted))
+
+    def _choose(self, decoding: Collection[Sequence]) -> dict[Sequence, int]:
         """Give each its draft from text, if that pays; those that the model is to draft for, and how many ids."""
-        taken, sampled = [one.accepted for one in decoding], [one.num_sampled for one in decoding]
-        terms = self.gate.terms(len(decoding), evenness(taken, sampled), self.draft_length)
+        self._looks += 1
+        if self._looks % EVENNESS_EVERY == 0:
+            self.gate.even = evenness([one.accepted for one in decoding], [one.num_sampled for one in decoding])
+        terms = self.gate.terms(len(decoding), self.draft_length)
         drafts = self._from_text(decoding, terms)
-        bring = [self._expected(draft) if draft.ids else 0.0 for draft in drafts]
-        ids, rows, modelled = sum(bring), sum(len(draft.ids) for draft in drafts), list[tuple[Sequence, int]]()
-        pays = self.gate.pays(ids, rows)
-        if self.drafter:
+        modelled, pays = dict[Sequence, int](), False
+        if drafts or self.drafter:
+            bring = {sequence: self._expected(draft) for sequence, draft in drafts.items()}
+            ids, rows = sum(bring.values()), sum(len(draft.ids) for draft in drafts.values())
+            pays = self.gate.pays(ids, rows)
             modelled = self._modelled(decoding, drafts, bring, terms, self.gate.saves(ids, rows) if pays else -inf)
-        by_model = {sequence for sequence, _ in modelled}
-        for sequence, draft in zip(decoding, drafts, strict=True):
-            sequence.draft = draft if (pays or modelled) and sequence not in by_model else NO_DRAFT
+        if pays or modelled:
+            for sequence, draft in drafts.items():
+                sequence.draft = NO_DRAFT if sequence in modelled else draft
         return modelled
 
-    def _from_text(self, sequences: List[Sequence], terms: Terms) -> list[Draft]:
-        """What may come next: never more than the turn may still have, the id after the draft included."""
-        limits = [min(self._limit(sequence), terms.longest) for sequence in sequences]
-        texts = [sequence.tokens.token_ids for sequence in sequences]
+    def _from_text(self, sequences: Collection[Sequence], terms: Terms) -> dict[Sequence, Draft]:
+        """What may come next of those of which something is known: never more than the turn may still have, the id after the
+        draft included.
+        """
+        texts, limits, longest = list[IntArray](), list[int](), terms.longest
+        for one in sequences:
+            ids = one.tokens.token_ids
+            texts.append(ids)
+            limits.append(max(min(longest, one.context_tokens + one.max_tokens - len(ids) - 1), 0))
         found = self.memory.find(texts, limits, self._survivals_KJ, terms.least())
-        return [
-            self._cut(_drafted(sequence, one), terms) if one.ids or one.branches else NO_DRAFT
+        return {
+            sequence: self._cut(_drafted(sequence, one), terms)
             for sequence, one in zip(sequences, found, strict=True)
-        ]
+            if one is not NOTHING
+        }
 
     def _modelled(
-        self, decoding: List[Sequence], drafts: List[Draft], bring: List[float], terms: Terms, saved: float
-    ) -> list[tuple[Sequence, int]]:  # fmt: skip
+        self, decoding: Collection[Sequence], drafts: Mapping[Sequence, Draft], bring: Mapping[Sequence, float], terms: Terms,
+        saved: float,
+    ) -> dict[Sequence, int]:  # fmt: skip
         """Those of which more ids of the model will stand than of these drafts, which `bring` so many, if that saves more."""
-        assert self.drafter is not None
-        followed = [slot for slot, one in enumerate(decoding) if self.drafter.follows(one)]
-        if not followed:
-            return []
+        followed = [one for one in decoding if self.drafter and self.drafter.follows(one)]
+        if self.drafter is None or not followed:
+            return {}
         curve = self.gate.kinds[self.drafter.model.kind].curve(self.draft_length)[: terms.longest]
         least = terms.least(self.gate.passes.of(len(followed)) / len(followed))
         length = sum(share >= least for share in curve)
-        lengths = {slot: min(self._limit(decoding[slot]), length) for slot in followed}
-        lengths = {slot: most for slot, most in lengths.items() if sum(curve[:most]) > bring[slot]}
+        lengths = {one: min(self._limit(one), length) for one in followed}
+        lengths = {one: most for one, most in lengths.items() if sum(curve[:most]) > bring.get(one, 0.0)}
         if not lengths:
-            return []
-        others = [slot for slot in range(len(decoding)) if slot not in lengths]
-        ids = sum(bring[slot] for slot in others) + sum(sum(curve[:most]) for most in lengths.values())
-        rows = sum(len(drafts[slot].ids) for slot in others) + sum(lengths.values())
+            return {}
+        others = {one: draft for one, draft in drafts.items() if one not in lengths}
+        ids = sum(bring[one] for one in others) + sum(sum(curve[:most]) for most in lengths.values())
+        rows = sum(len(draft.ids) for draft in others.values()) + sum(lengths.values())
         seconds = self.gate.passes.of(len(lengths)) * max(lengths.values())
-        if not self.gate.pays(ids, rows, seconds) or self.gate.saves(ids, rows, seconds) < saved:
-            return []
-        return [(decoding[slot], most) for slot, most in lengths.items()]
+        is_better = self.gate.pays(ids, rows, seconds) and self.gate.saves(ids, rows, seconds) >= saved
+        return lengths if is_better else {}
 
     def _expected(self, draft: Draft) -> float:
         """How many ids of a draft will stand."""
@@ -221,12 +235,12 @@ class Speculator:
                 chances[place] = min(start * survival, most)
         return chances
 
-    def _draft_by_model(self, wanted: list[tuple[Sequence, int]]) -> None:
+    def _draft_by_model(self, wanted: Mapping[Sequence, int]) -> None:
         if self.drafter is None or not wanted:
             return
-        started, longest = self._clock(), max(length for _, length in wanted)
-        drafts = self.drafter.draft([sequence for sequence, _ in wanted], longest)
-        for (sequence, length), draft in zip(wanted, drafts, strict=True):
+        started, longest = self._clock(), max(wanted.values())
+        drafts = self.drafter.draft(list(wanted), longest)
+        for (sequence, length), draft in zip(wanted.items(), drafts, strict=True):
             sequence.draft = self._ordered(draft).cut(length) if draft.ids else NO_DRAFT
         self.gate.note_passes(len(wanted), longest, self._clock() - started)
 

@@ -13,7 +13,6 @@ A ring of ids with hash chains, as LZ77 coders have them: `chains[o][p]` is the 
 """
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,11 +30,12 @@ LONGEST = 32
 """Ids that a match is followed back; beyond, all count as equally long."""
 CANDIDATES = 16
 """Places that are looked at, the newest first. Each is a walk through memory that is in no cache."""
+MOST_UNREAD = 64
+"""Texts that are read together at most."""
 APART = -1
 """Lies between two texts; nothing matches it."""
-NO_TAIL = IntArray("i", [APART]) * LONGEST
 FOUND = 3
-"""Columns of a look's table before the ids that were found: how many there may be and then are, `matched`, `agreed`."""
+"""Columns of a look's table before the ids that were found: how many there are, `matched`, `agreed`."""
 SIDE = 2
 """Columns of a branch before its ids: how many there are, and after how many of the others it begins."""
 
@@ -78,19 +78,20 @@ class Memory:
         self._chains = np.full((len(ORDERS), capacity), -1, dtype=np.int64)
         self._heads = np.full((len(ORDERS), HEADS), -1, dtype=np.int64)
         self._end = 0
-        self._make_room(1, 1)
+        self._unread: list[tuple[IntArray, int, int, bool]] = []
+        """Texts as `add` got them: where they start and stop."""
         self._prompts: dict[bytes, int] = {}
         """Where a text lies that may be given many times: members of a group share their prompt."""
 
     def add(self, ids: IntArray, start: int, *, once: bool = False) -> None:
-        """Remember `ids[start:]`, and that it follows what stands before. With `once` not if it is remembered already."""
-        if len(ids) - start < 1:
-            return
-        if once and self._is_known(ids[start:]):
-            return
-        first = max(0, start - max(ORDERS))
-        text = np.array(ids[first:][-len(self._ring) // 2 :], dtype=np.int32)
-        self._end = _append(self._ring, self._chains, self._heads, self._end, text, start - first)
+        """Remember `ids[start:]`, and that it follows what stands before. With `once` not if it is remembered already.
+
+        What stands in `ids` now must stay there. It is read when somebody looks, or when there is much to read.
+        """
+        if len(ids) > start:
+            self._unread.append((ids, start, len(ids), once))
+            if len(self._unread) == MOST_UNREAD:
+                self._read()
 
     def find(
         self, texts: Sequence[IntArray], limits: Sequence[int], survivals_KJ: NDArray[np.float64] = SURE, least: float = 0.0
@@ -100,38 +101,37 @@ class Memory:
         `survivals_KJ` are how often at least the first j + 1 ids of each of `KINDS` stand, by default always.
         """
         count, longest = len(texts), max(limits, default=0)
-        if count > len(self._tails_SL) or longest > self._longest:
-            self._make_room(count, longest)
-        width = self._found_SC.shape[1]
-        for slot, (ids, limit) in enumerate(zip(texts, limits, strict=True)):
-            tail, end = ids[-LONGEST:], (slot + 1) * LONGEST
-            if len(tail) < LONGEST:
-                self._tails[end - LONGEST : end] = NO_TAIL
-            self._tails[end - len(tail) : end] = tail
-            self._found[slot * width] = limit
-        found_SC = self._found_SC[:count]
-        memory = self._ring, self._chains, self._heads, self._end
-        _find(*memory, self._tails_SL, found_SC, self._longest, survivals_KJ, least)
+        if not longest:
+            return [NOTHING] * count
+        if self._unread:
+            self._read()
+        tails = [ids[-LONGEST:] for ids in texts]
+        tails_T = np.frombuffer(b"".join(tails), dtype=np.int32)
+        asked_2S = np.array([[len(tail) for tail in tails], limits])
+        found_SC = np.empty((count, FOUND + longest + (self.branches - 1) * (SIDE + longest)), dtype=np.int64)
+        _find(
+            self._ring, self._chains, self._heads, self._end, tails_T, asked_2S, found_SC, longest, survivals_KJ, least
+        )
         found = [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in found_SC.tolist()]
         if self.branches == 1:
             return found
-        sides_SBC = found_SC[:, FOUND + self._longest :].reshape(count, self.branches - 1, SIDE + self._longest)
-        return [
-            one._replace(branches=[(row[1], row[SIDE : SIDE + row[0]]) for row in rows if row[0]])
-            for one, rows in zip(found, sides_SBC.tolist(), strict=True)
-        ]
+        sides_SBC = found_SC[:, FOUND + longest :].reshape(count, self.branches - 1, SIDE + longest)
+        sides = [[(row[1], row[SIDE : SIDE + row[0]]) for row in rows if row[0]] for rows in sides_SBC.tolist()]
+        return [one._replace(branches=some) if some else one for one, some in zip(found, sides, strict=True)]
 
-    def _make_room(self, texts: int, longest: int) -> None:
-        """For a look at so many texts: nothing is allocated in one, for after a step of a model each call is slow."""
-        self._tails_SL = np.full((texts, LONGEST), APART, dtype=np.int32)
-        self._longest = longest
-        width = FOUND + longest + (self.branches - 1) * (SIDE + longest)
-        self._found_SC = np.zeros((texts, width), dtype=np.int64)
-        self._tails, self._found = self._tails_SL.reshape(-1).data, self._found_SC.reshape(-1).data
+    def _read(self) -> None:
+        """Remember what was added."""
+        for ids, start, stop, once in self._unread:
+            if once and self._is_known(ids[start:stop]):
+                continue
+            first = max(0, start - max(ORDERS))
+            text_T = np.frombuffer(ids[first:stop][-len(self._ring) // 2 :], dtype=np.int32)
+            self._end = _append(self._ring, self._chains, self._heads, self._end, text_T, start - first)
+        self._unread.clear()
 
     def _is_known(self, text: IntArray) -> bool:
         """Whether this text was added in the last half of the ring; if not, that it is now."""
-        key = blake2b(text.tobytes(), digest_size=16).digest()
+        key = text.tobytes()
         added = self._prompts.pop(key, None)
         is_known = added is not None and added > self._end - len(self._ring) // 2
         self._prompts[key] = added if added is not None and is_known else self._end
@@ -177,17 +177,17 @@ def _kind(matched: int, agreed: int) -> int:
 
 @ordered()
 def _find(
-    ring: Any, chains: Any, heads: Any, end: int, tails_SL: Any, found_SC: Any, longest: int, survivals_KJ: Any, least: float
+    ring: Any, chains: Any, heads: Any, end: int, tails_T: Any, asked_2S: Any, found_SC: Any, longest: int,
+    survivals_KJ: Any, least: float,
 ) -> None:  # fmt: skip
-    sides = (found_SC.shape[1] - FOUND - longest) // (SIDE + longest)
+    sides, first = (found_SC.shape[1] - FOUND - longest) // (SIDE + longest), 0
     for s in range(found_SC.shape[0]):
-        first = 0
-        while first < LONGEST and tails_SL[s, first] == APART:
-            first += 1
-        out_K = found_SC[s, FOUND : FOUND + found_SC[s, 0]]
+        tail = tails_T[first : first + asked_2S[0, s]]
+        first += asked_2S[0, s]
+        out_K = found_SC[s, FOUND : FOUND + asked_2S[1, s]]
         sides_BC = found_SC[s, FOUND + longest :].reshape((sides, SIDE + longest))
         found_SC[s, 0], found_SC[s, 1], found_SC[s, 2] = _follow(
-            ring, chains, heads, end, tails_SL[s, first:], out_K, sides_BC, survivals_KJ, least
+            ring, chains, heads, end, tail, out_K, sides_BC, survivals_KJ, least
         )
 
 

@@ -130,6 +130,7 @@ class Line:
 
     def __init__(self) -> None:
         self._times = 0
+        self._parts: tuple[float, float] | None = None
         self._weight, self._n, self._nn, self._t, self._nt = NOTHING, 0.0, 0.0, 0.0, 0.0
         """Sums: of ones, counts, their squares, seconds, and counts times seconds."""
 
@@ -141,6 +142,7 @@ class Line:
     def note(self, count: int, seconds: float) -> None:
         """So many took so long."""
         self._times += 1
+        self._parts = None
         if self.is_known:
             self._weight = NOTHING + KEPT * (self._weight - NOTHING) + 1
             self._n, self._nn = KEPT * self._n + count, KEPT * self._nn + count * count
@@ -153,6 +155,11 @@ class Line:
 
     def parts(self) -> tuple[float, float]:
         """What any take at all, and what each takes."""
+        if self._parts is None:
+            self._parts = self._fitted()
+        return self._parts
+
+    def _fitted(self) -> tuple[float, float]:
         spread = self._nn * self._weight - self._n * self._n
         each = (self._nt * self._weight - self._n * self._t) / spread if spread else 0.0
         always = (self._t - each * self._n) / self._weight

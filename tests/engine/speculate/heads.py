@@ -14,7 +14,6 @@ from agentrt.engine.model.decoder import Decoder, expected_shapes
 from agentrt.engine.model.loader import LoadedModel
 from agentrt.engine.model.rope import Rope
 from agentrt.engine.runner import ModelRunner
-from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.gate import OpenGate
 from agentrt.engine.speculate.head_config import Kind, load_head_config
@@ -107,4 +106,4 @@ def keep_open(core: EngineCore) -> None:
     if core.speculator:
         core.speculator.gate = OpenGate()
         core.speculator.trial.note = lambda plain, spent: None  # type: ignore[method-assign]
-        core.speculator._from_text = lambda sequences, terms: [NO_DRAFT] * len(sequences)  # type: ignore[method-assign]
+        core.speculator._from_text = lambda sequences, terms: {}  # type: ignore[method-assign]

@@ -166,13 +166,13 @@ def settled(plain: float = 10.0, row: float = 1.0, requests: int = 1) -> Gate:
 def test_ids_are_taken_as_long_as_they_bring_what_they_cost() -> None:
     """A row takes 1 and an id saves 10, so one in ten has to stand; at twice the pace one in five."""
     gate = settled()
-    terms = gate.terms(1, 1.0, 8)
+    terms = gate.terms(1, 8)
     assert (terms.least(), terms.longest) == (pytest.approx(0.1, rel=0.02), 8)
     assert terms.least(2.0) == pytest.approx(0.3, rel=0.02)  # a model's pass is part of its price
     for _ in range(300):
-        gate.terms(1, 1.0, 8)
+        gate.terms(1, 8)
         gate.note_step(1, 2, 3, 12.0)  # 4 ids in 12 or so: over three times the pace
-    assert gate.terms(1, 1.0, 8).least() == pytest.approx(0.1 * 40 / 12, rel=0.05)
+    assert gate.terms(1, 8).least() == pytest.approx(0.1 * 40 / 12, rel=0.05)
 
 
 @pytest.mark.parametrize(("ids", "expected"), [(0.23, False), (0.24, True)])
@@ -180,7 +180,7 @@ def test_off_under_three_per_cent(ids: float, expected: bool) -> None:
     """(1 + ids) / 1.2 is 1.03 at 0.236."""
     gate = settled(row=2.0)
     gate.times = times({1: 10.0}, {1: 2.0})
-    gate.terms(1, 1.0, 8)
+    gate.terms(1, 8)
     assert gate.pays(ids, 1) == pytest.approx(expected)
     assert not gate.pays(ids, 1, 1.0)
     assert not gate.pays(0.0, 0)
@@ -192,11 +192,11 @@ def test_what_was_never_measured_is_tried_with_two_ids_each() -> None:
     gate.note_step(1, 0, 0, 1.0)
     for seconds in (9.0, 1.1):  # the first one may have compiled something
         assert gate.wakes()
-        assert gate.terms(1, 1.0, 8) == (0.0, 1.0, PROBE_LENGTH)
+        assert gate.terms(1, 8) == (0.0, 1.0, PROBE_LENGTH)
         assert gate.pays(0.0, 2)
         gate.note_step(1, 2, 2, seconds)
     gate._probe_after = PROBE_EVERY
-    assert gate.terms(1, 1.0, 8).longest == 8
+    assert gate.terms(1, 8).longest == 8
 
 
 def test_looks_and_passes_do_not_count_as_the_steps_own() -> None:
@@ -217,7 +217,7 @@ def run(gate: Gate, steps: int, *, look: float, rows: int, stood: float, row: fl
     for _ in range(steps):
         seconds, drafted, accepted = 1.0, 0, 0
         if gate.wakes():
-            gate.terms(1, 1.0, 8)
+            gate.terms(1, 8)
             gate.note_look(look)
             seconds += look
             if gate.pays(stood, rows):
@@ -249,7 +249,7 @@ def test_what_drafts_save_pays_for_looks() -> None:
 
 def test_something_that_took_long_does_not_shut_the_gate_for_ever() -> None:
     gate = settled(1.0, 0.1)
-    gate.terms(1, 1.0, 8)
+    gate.terms(1, 8)
     gate.note_look(30.0)
     gate.note_step(1, 0, 0, 31.0)
     steps = 0
@@ -266,7 +266,7 @@ def test_a_shut_gate_verifies_some_now_and_then() -> None:
     found = []
     for step in range(4 * PROBE_EVERY + 1):
         gate.purse = 1.0
-        terms = gate.terms(1, 1.0, 8)
+        terms = gate.terms(1, 8)
         rows = PROBE_LENGTH if gate.pays(0.0, PROBE_LENGTH) else 0
         if rows:
             assert terms.longest == PROBE_LENGTH

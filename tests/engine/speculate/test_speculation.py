@@ -48,7 +48,7 @@ def propose_with(core: EngineCore, proposer: Proposer) -> None:
         limit = min(8, sequence.max_tokens - sequence.num_sampled - 1)
         return Draft(tuple(proposer(sequence)[:limit])) if limit > 0 else NO_DRAFT
 
-    core.speculator._from_text = lambda sequences, terms: [draft(one) for one in sequences]  # type: ignore[method-assign]
+    core.speculator._from_text = lambda sequences, terms: {one: found for one in sequences if (found := draft(one)).ids}  # type: ignore[method-assign]
 
 
 def submit(core: EngineCore, prompt: list[int], **more: object) -> Sequence:

@@ -99,6 +99,7 @@ def test_a_prompt_that_a_group_shares_is_kept_once() -> None:
     memory = Memory(256)
     for _ in range(8):
         memory.add(ids(*range(10)), 0, once=True)
+    assert find(memory, ids(2, 3, 4), 2).ids == [5, 6]
     assert memory._end == 11
     for _ in range(40):
         memory.add(ids(*range(100, 110)), 0)

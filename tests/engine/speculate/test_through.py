@@ -1,6 +1,7 @@
 """Speculation through what happens to a conversation: swap, updates in flight, next epoch; C27, rows 12, 13, 40 to 42."""
 
 import sys
+from collections.abc import Collection
 from collections.abc import Sequence as List
 from typing import Any, cast
 
@@ -147,12 +148,13 @@ def test_c27_topk_then_topp_under_every_verifier(verifier: Verifier, drawn: bool
     q = np.zeros(VOCAB)
     q[:3] = [0.5, 0.3, 0.2]
 
-    def draft(sequences: List[Sequence], terms: Terms) -> list[Draft]:
-        found = []
+    def draft(sequences: Collection[Sequence], terms: Terms) -> dict[Sequence, Draft]:
+        found = {}
         for one in sequences:
             length = min(3, one.max_tokens - one.num_sampled - 1)
             ids = rng.choice(VOCAB, size=length, p=q).tolist() if drawn else [1, 2, 0][:length]
-            found.append(Draft(tuple(ids), (q,) * length if drawn else ()))
+            if ids:
+                found[one] = Draft(tuple(ids), (q,) * length if drawn else ())
         return found
 
     assert core.speculator is not None

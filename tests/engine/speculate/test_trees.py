@@ -103,7 +103,7 @@ def propose_trees(core: EngineCore, texts: dict[Sequence, list[int]], seed: int 
     def draft(sequence: Sequence) -> Draft:
         return grow_tree(rng, texts[sequence][sequence.num_sampled :], sequence.max_tokens - sequence.num_sampled - 1)
 
-    core.speculator._from_text = lambda sequences, terms: [draft(one) for one in sequences]  # type: ignore[method-assign]
+    core.speculator._from_text = lambda sequences, terms: {one: found for one in sequences if (found := draft(one)).ids}  # type: ignore[method-assign]
 
 
 def test_the_same_bits_with_trees_and_without() -> None:
@@ -180,7 +180,7 @@ def test_texts_that_disagree_are_drafted_as_a_tree() -> None:
     sequence = submit(core, [9, 1, 2, 3], max_tokens=30)
     for last in ([5, 6, 9], [5, 7, 8], [5, 7, 8]):
         core.speculator.memory.add(IntArray("i", [1, 2, 3, *last]), 0)
-    (draft,) = core.speculator._from_text([sequence], Terms(0.0, 1.0, 8))
+    (draft,) = core.speculator._from_text([sequence], Terms(0.0, 1.0, 8)).values()
     assert draft == Draft((5, 7, 6, 8, 9), (), "text, few agreed, 2 and more", (-1, 0, 0, 1, 2))
     core.abort(sequence)
 
@@ -203,9 +203,7 @@ def test_pages_for_branches_are_part_of_the_plan() -> None:
     core = make_core(pages=7, batch=2)
     keep_open(core)
     assert core.speculator is not None
-    core.speculator._from_text = lambda sequences, terms: [
-        TREE if one.num_sampled < 5 else NO_DRAFT for one in sequences
-    ]  # type: ignore[method-assign]
+    core.speculator._from_text = lambda sequences, terms: {one: TREE for one in sequences if one.num_sampled < 5}  # type: ignore[method-assign]
     sequences = [submit(core, [index, 1, 2], seed=index, max_tokens=10) for index in range(2)]
     drain(core)
     assert all(len(sampled(sequence)) == 10 for sequence in sequences)
