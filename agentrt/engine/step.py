@@ -404,7 +404,7 @@ class EngineCore:
                     self.runner.copy_page(copy)
         for sequence, count in work.chunks:
             self.cache.grow(sequence.lease, sequence.lease.computed + count)
-            self._totals.prefilled += count
+            self._totals.prefilled += 0 if sequence.is_decoding else count
 
     def _start_copies(self, is_lacking: bool) -> None:
         """Start what the link can take while a step runs; without a step, anything."""
