@@ -22,6 +22,9 @@ WIDTH = 8
 MOST_ROWS = 6
 """Rows of a tile at most: 6 x 2 sums, two weights and a row's element fit the 16 registers."""
 
+TERMS = 4
+"""Of float16, in a pass: they share what a pass costs beside its multiplications. More of float32 ran out of registers."""
+
 INT, FLOAT = ir.IntType(64), ir.FloatType()
 VECTOR, _HALVES = ir.VectorType(FLOAT, WIDTH), ir.VectorType(ir.HalfType(), WIDTH)
 
@@ -33,8 +36,8 @@ def make_tile(rows: int, *, panels: int = 1, adds: bool = False) -> Callable[...
     terms, at least one, are summed, on top of what `out` has if the tile `adds`. The columns of a panel lie next to one
     another, those of the next term `panel_stride` further on. A panel of float16 has its bits as uint16. With more than one
     of the `panels`, each begins where the one before ends; a single row needs several, or it waits for its own sums.
-    With each term, the line of memory at `ahead` in `panel` is read to the second-level cache, and `ahead` moves on by `step`;
-    a tile that `adds`, or of several panels, does not look at the two.
+    `ahead` in `panel` moves on by `step` with each term, and the memory there is read to the second-level cache, once for the
+    terms that share a line; a tile that `adds`, or of several panels, does not look at the two.
     """
 
     @intrinsic
@@ -124,33 +127,49 @@ def _loop(
     builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, depth: Any, halves: bool,
     start: list[list[Any]], ahead: tuple[Any, Any] | None,
 ) -> list[list[Any]]:  # fmt: skip
-    """The loop over the terms; what it leaves is two vectors of sums for each row and panel.
+    """The loops over the terms, `TERMS` in a pass and then what is left; they leave two vectors of sums a row and panel."""
+    whole = INT(0)
+    if halves:
+        whole = builder.and_(depth, INT(-TERMS))
+        start = _terms(builder, inputs, panels, panel_stride, (INT(0), whole), TERMS, halves, start, ahead)
+    return _terms(builder, inputs, panels, panel_stride, (whole, depth), 1, halves, start, ahead)
 
-    With each term, a place is read to the second-level cache that begins where `ahead` says and moves on by its step.
-    """
-    before = builder.block
-    loop, after = builder.append_basic_block("terms"), builder.append_basic_block("summed")
-    builder.branch(loop)
-    builder.position_at_end(loop)
+
+def _terms(
+    builder: Any, inputs: list[Any], panels: list[Any], panel_stride: Any, reach: tuple[Any, Any], at_once: int,
+    halves: bool, start: list[list[Any]], ahead: tuple[Any, Any] | None,
+) -> list[list[Any]]:  # fmt: skip
+    """The loop over the terms from the first of `reach` to the second, so many in each pass."""
+    before, head = builder.block, builder.append_basic_block("head")
+    body, after = builder.append_basic_block("terms"), builder.append_basic_block("summed")
+    builder.branch(head)
+    builder.position_at_end(head)
     term = builder.phi(INT)
-    term.add_incoming(INT(0), before)
-    sums = [[builder.phi(VECTOR) for _ in row] for row in start]
-    at = builder.mul(term, panel_stride)
-    columns = [builder.gep(panel, [at]) for panel in panels]
-    if ahead is not None:
-        _read_ahead(builder, builder.gep(ahead[0], [builder.mul(term, ahead[1])]))
-    weights = [_load(builder, column, vector, halves) for column in columns for vector in range(PANEL // WIDTH)]
+    phis = [[builder.phi(VECTOR) for _ in row] for row in start]
+    builder.cbranch(builder.icmp_signed("<", term, reach[1]), body, after)
+    builder.position_at_end(body)
     multiply_add = declared(builder, f"llvm.fma.v{WIDTH}f32", VECTOR, *[VECTOR] * 3)
-    following = builder.add(term, INT(1))
-    term.add_incoming(following, loop)
-    for row, place in enumerate(inputs):
-        x = spread(builder, builder.load(builder.gep(place, [term])))
-        for vector, total in enumerate(sums[row]):
-            total.add_incoming(start[row][vector], before)
-            total.add_incoming(builder.call(multiply_add, [x, weights[vector], total]), loop)
-    builder.cbranch(builder.icmp_signed("<", following, depth), loop, after)
+    sums: list[list[Any]] = [list(row) for row in phis]
+    for one in range(at_once):
+        here = builder.add(term, INT(one))
+        columns = [builder.gep(panel, [builder.mul(here, panel_stride)]) for panel in panels]
+        if ahead is not None and not one % (2 if halves else 1):
+            _read_ahead(builder, builder.gep(ahead[0], [builder.mul(here, ahead[1])]))
+        weights = [_load(builder, column, vector, halves) for column in columns for vector in range(PANEL // WIDTH)]
+        for row, place in enumerate(inputs):
+            x = spread(builder, builder.load(builder.gep(place, [here])))
+            for vector, weight in enumerate(weights):
+                sums[row][vector] = builder.call(multiply_add, [x, weight, sums[row][vector]])
+    following = builder.add(term, INT(at_once))
+    builder.branch(head)
+    term.add_incoming(reach[0], before)
+    term.add_incoming(following, body)
+    for places, first, last in zip(phis, start, sums, strict=True):
+        for phi, initial, later in zip(places, first, last, strict=True):
+            phi.add_incoming(initial, before)
+            phi.add_incoming(later, body)
     builder.position_at_end(after)
-    return [[total.incomings[1][0] for total in row] for row in sums]
+    return phis
 
 
 def _load(builder: Any, place: Any, vector: int, halves: bool) -> Any:
