@@ -54,7 +54,8 @@ class Conversations:
     def rank(self, sequence: Sequence, place: float) -> None:
         """Rank a request that came at `place`."""
         lease = sequence.lease
-        sequence.rank = lease.rank = self._readiness.rank(lease.hints, len(sequence.tokens), place)
+        sequence.rank = self._readiness.rank(lease.hints, len(sequence.tokens), place)
+        lease.take_place(sequence.rank)
 
     def forget(self, lease: Lease) -> None:
         """The conversation is over."""

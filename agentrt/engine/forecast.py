@@ -4,6 +4,7 @@ Admission asks this before it lets a prompt in: pages that others free in time c
 it gets wrong costs a preemption, never a result.
 """
 
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from agentrt.engine import occupancy
 
 IntArray = NDArray[np.int64]
 
@@ -44,48 +47,25 @@ class Forecast:
         self._num_running, self._page_size = len(running_S3), page_size
         self._delays = [one.delay for one in returning]
         self._growths_S3 = np.concatenate((running_S3, growths_of(returning)))
-        self._end_T = self._growths_S3[:, 1] + self._growths_S3[:, 2]
 
     @property
     def at_most(self) -> int:
         """Pages that all of them would need if they ended at one time."""
-        return int((-(-(self._growths_S3[:, 0] + self._growths_S3[:, 1]) // self._page_size)).sum())
+        return int(occupancy.at_most(self._growths_S3, self._page_size))
 
     def back_before(self, newcomer: Growth) -> int:
         """How many of `returning`, the first ones, are back before a newcomer ends."""
         return bisect_left(self._delays, newcomer.delay + newcomer.steps)
 
     def peak_with(self, newcomer: Growth) -> int:
-        """The most pages in use at one time if `newcomer` comes now. It is reached just before some sequence ends."""
-        end, back = newcomer.delay + newcomer.steps, self.back_before(newcomer)
-        there_S3 = self._growths_S3[: self._num_running + back]
-        at_its_end = int(self._pages(there_S3, np.array([end], np.int64)).sum())
-        at_its_end += -(-(newcomer.tokens + newcomer.steps) // self._page_size)
-        if not len(self._growths_S3):
-            return at_its_end
-        running_T, returning_TB = self._needed
-        with_it_T = returning_TB[:, back] + self._pages(np.array([newcomer], np.int64), self._end_T)[:, 0]
-        with_it_T *= self._end_T <= end
-        return max(at_its_end, int((running_T + with_it_T).max()))
+        """The most pages in use at one time if `newcomer` comes now."""
+        back, size = self.back_before(newcomer), self._page_size
+        return int(occupancy.peak(self._growths_S3, self._at_ends, self._num_running, back, tuple(newcomer), size))
 
     @cached_property
-    def _needed(self) -> tuple[IntArray, IntArray]:
-        """At every end: by those that run, and by the first 0, 1, 2 ... of those that return."""
-        pages_TS = self._pages(self._growths_S3, self._end_T)
-        returning_TB = np.zeros((len(self._end_T), len(self._delays) + 1), np.int64)
-        pages_TS[:, self._num_running :].cumsum(axis=1, out=returning_TB[:, 1:])
-        return pages_TS[:, : self._num_running].sum(axis=1, dtype=np.int64), returning_TB
-
-    def _pages(self, growths_S3: IntArray, at_T: IntArray) -> IntArray:
-        """What each has at each time; nothing once it has ended."""
-        tokens_S, steps_S, delay_S = growths_S3.T
-        pages_TS: IntArray = at_T[:, None] - delay_S
-        np.maximum(pages_TS, 0, out=pages_TS)
-        np.minimum(pages_TS, steps_S, out=pages_TS)
-        pages_TS += tokens_S + (self._page_size - 1)
-        pages_TS //= self._page_size
-        pages_TS *= steps_S + delay_S >= at_T[:, None]
-        return pages_TS
+    def _at_ends(self) -> IntArray:
+        pages_SB: IntArray = occupancy.at_ends(self._growths_S3, self._num_running, self._page_size)
+        return pages_SB
 
 
 WINDOW = 512
@@ -101,8 +81,7 @@ class Recent:
 
     def __init__(self) -> None:
         self._recent: deque[int] = deque()
-        self._sorted: list[int] = []
-        self._sorted_N: IntArray | None = None
+        self._sorted = array("q")
         self._answers: dict[tuple[int, float], int | None] = {}
         """Of `above`, since the last number came."""
 
@@ -111,27 +90,27 @@ class Recent:
         insort(self._sorted, number)
         if len(self._recent) > WINDOW:
             del self._sorted[bisect_right(self._sorted, self._recent.popleft()) - 1]
-        self._sorted_N = None
         self._answers.clear()
 
     def above(self, floor: int, quantile: float) -> int | None:
         """A quantile of the numbers above `floor`; None if there is none, or if too few are known at all."""
-        if (floor, quantile) not in self._answers:
+        asked = floor, quantile
+        if asked not in self._answers:
             first = bisect_right(self._sorted, floor)
             above = len(self._sorted) - first
             is_known = len(self._sorted) >= ENOUGH and above > 0
-            self._answers[floor, quantile] = self._sorted[first + int(quantile * (above - 1))] if is_known else None
-        return self._answers[floor, quantile]
+            self._answers[asked] = self._sorted[first + int(quantile * (above - 1))] if is_known else None
+        return self._answers[asked]
 
     def above_each(self, floor_N: IntArray, quantile: float) -> IntArray:
         """`above` of many, with 0 in the place of None."""
         if len(self._sorted) < ENOUGH:
             return np.zeros_like(floor_N)
-        if self._sorted_N is None:
-            self._sorted_N = np.array([*self._sorted, 0], np.int64)
-        first_N = self._sorted_N[:-1].searchsorted(floor_N, "right")
-        at_N = first_N + (quantile * (len(self._sorted) - 1 - first_N)).astype(np.int64)
-        return self._sorted_N[np.where(first_N < len(self._sorted), at_N, -1)]
+        sorted_N, count = np.frombuffer(self._sorted, np.int64), len(self._sorted)
+        first_N = sorted_N.searchsorted(floor_N, "right")
+        at_N = np.minimum(first_N + (quantile * (count - 1 - first_N)).astype(np.int64), count - 1)
+        above_N: IntArray = sorted_N[at_N] * (first_N < count)
+        return above_N
 
 
 class Lengths:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from agentrt.core.errors import RequestError
 from agentrt.core.spec import SamplingParams
 
@@ -47,6 +49,7 @@ def check_request(
 
 def check_ids(name: str, ids: Sequence[int], bounds: Bounds) -> None:
     """Raise `RequestError` unless the model knows all `ids`; `name` is what they are in the message."""
-    if ids and not (min(ids) >= 0 and max(ids) < bounds.vocab_size):
+    ids_N = np.asarray(ids)
+    if len(ids_N) and not (ids_N.min() >= 0 and ids_N.max() < bounds.vocab_size):
         wrong = next(token_id for token_id in ids if not 0 <= token_id < bounds.vocab_size)
         raise RequestError(f"{name} holds {wrong}, and this model's ids are 0 to {bounds.vocab_size - 1}")

@@ -6,6 +6,7 @@ the step computes some of the difference; where it computes the last known id, i
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -180,6 +181,7 @@ def _admit(
     refused: tuple[int, int] | None = None
     together = list(running)
     forecast: _Forecast | None = None
+    growths = cache(crew.growths)
     in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in waiting:
         if left.rows <= 0 or crew.rows + len(together) >= left.sequences:
@@ -188,7 +190,7 @@ def _admit(
             continue
         if refused and not demand.pages:
             continue
-        forecast = forecast or _Forecast(crew, together, returning, left.rows, capacity)
+        forecast = forecast or _Forecast(crew, growths(), together, returning, left.rows, capacity)
         lacking, num_expected = forecast.lacking(demand)
         if lacking > 0:
             refused = refused or (lacking, num_expected)
@@ -213,11 +215,12 @@ class _Forecast:
     """What a newcomer would lack beside those that run and those that will be back, unless nobody runs, before it ends."""
 
     def __init__(
-        self, crew: Crew, running: Sequence[Demand], returning: Sequence[Returning], rows: float, capacity: Capacity
-    ) -> None:
+        self, crew: Crew, crew_S3: IntArray, running: Sequence[Demand], returning: Sequence[Returning], rows: float,
+        capacity: Capacity,
+    ) -> None:  # fmt: skip
         returning = returning if running or crew.rows else ()
         others_S3 = growths_of(_growth(demand, rows) for demand in running)
-        growths_S3 = np.concatenate((crew.growths(), others_S3))
+        growths_S3 = np.concatenate((crew_S3, others_S3))
         self._forecast = Forecast(growths_S3, [one.growth for one in returning], capacity.page_size)
         held = crew.pages + sum(one.pages for one in running)
         self._held = list(accumulate((one.pages for one in returning), initial=held))

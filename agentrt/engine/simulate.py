@@ -146,7 +146,8 @@ class VirtualCopier:
         self._free_at: dict[Direction, float] = {"save": 0.0, "load": 0.0}
 
     def start(self, direction: Direction, copies: Sequence[PageCopy]) -> Event:
-        size = sum(self._page_bytes[copy.group] for copy in copies)
+        groups = [copy.group for copy in copies]
+        size = sum(groups.count(group) * page_bytes for group, page_bytes in enumerate(self._page_bytes))
         begins = max(self._now(), self._free_at[direction])
         ends = self._free_at[direction] = begins + size / self.bytes_per_second
         return _VirtualEvent(self._now, ends)
@@ -256,8 +257,10 @@ class SimulatedCore(EngineCore):
         """As `EngineCore._growth` has them."""
         known_N, sampled_N, max_tokens_N, preemptions_N = self._roster.counts
         left_N = self._lengths.left_each(sampled_N, max_tokens_N)
-        left_N = np.where(preemptions_N < RESERVE_AFTER, left_N, np.maximum(max_tokens_N - sampled_N, 0))
-        return np.stack((known_N, left_N, np.zeros_like(known_N)), axis=1)
+        growths_N3 = np.zeros((len(known_N), 3), np.int64)
+        growths_N3[:, 0] = known_N
+        growths_N3[:, 1] = np.where(preemptions_N < RESERVE_AFTER, left_N, np.maximum(max_tokens_N - sampled_N, 0))
+        return growths_N3
 
     def _grow(self, work: Work) -> None:
         if work.decoding:

@@ -354,7 +354,8 @@ class EngineCore:
             self.running.append(sequence)
             if sequence.lease.job is None:
                 admitted.append((sequence, min(count, sequence.num_uncomputed)))
-        self.running.sort(key=_rank)
+        if chunks:
+            self.running.sort(key=_rank)
         return admitted
 
     def _queue(self, sequence: Sequence) -> None:
@@ -380,6 +381,8 @@ class EngineCore:
 
     def _send_back(self, lost: List[Lease]) -> None:
         """Sequences whose KV could not be brought back from the host wait again, to be computed from what there is."""
+        if not lost:
+            return
         for sequence in [sequence for sequence in self.running if sequence.lease in lost]:
             self._totals.reused -= sequence.cached_tokens
             sequence.cached_tokens = -1

@@ -68,15 +68,20 @@ def count_held(lease: "Lease", tier: "HostTier", page_size: int, now: float) -> 
     """Have a lease's meter count what it holds from now on. What open leases share is divided among them."""
     meter, page_bytes = lease.meter, tier.page_bytes
     path = lease.anchor.path() if lease.anchor else []
-    own = max(len(lease.pages) - (lease.anchor.end if lease.anchor else 0), 0)
-    lease.unshared = (own + sum(node.length for node in path if node.users == 1)) * page_size
+    own = unshared = max(len(lease.pages) - (lease.anchor.end if lease.anchor else 0), 0)
+    shares = 0.0
+    for node in path:
+        length, users = node.length, node.users
+        unshared += length if users == 1 else 0
+        shares += length / users
+    lease.unshared = unshared * page_size
     meter.charge(now)
     meter.device_bytes = meter.host_bytes = 0.0
     if lease.pages:
-        meter.device_bytes = (own + sum(node.length / node.users for node in path)) * page_bytes[0]
+        meter.device_bytes = (own + shares) * page_bytes[0]
         for size, row in zip(page_bytes[1:], lease.table[1:], strict=True):
             meter.device_bytes += (len(row) - row.count(NONE)) * size
-    for size, pool, group in zip(page_bytes, tier.pools, range(len(page_bytes)), strict=True):
+    for group, (size, pool) in enumerate(zip(page_bytes, tier.pools, strict=True)):
         if pool.num_free < pool.num_pages:
-            saved = ((node.length - node.tables[HOST][group].count(NONE)) / node.users for node in path)
-            meter.host_bytes += sum(saved) * size
+            rows = [(node.tables[HOST][group], node.users) for node in path]
+            meter.host_bytes += sum((len(row) - row.count(NONE)) / users for row, users in rows) * size

@@ -96,6 +96,7 @@ class KVCache:
         """The first request of a lease has come: it is numbered anew, in the order of these."""
         self._enrolled += 1
         lease.number = self._enrolled
+        lease.take_place(lease.place[:-1])
 
     def close(self, lease: Lease) -> None:
         """Give everything back. Closing twice does nothing. Raises `IllegalMoveError` if it runs."""
@@ -297,8 +298,10 @@ class KVCache:
         """
         goal = self.pool.num_available + lacking
         coming = sum(self.pages_for(lease.unshared) for lease in self._parking)
+        if coming >= lacking:
+            return False
         leases = [lease for lease in self._leases if lease.state in REVOCABLE and lease not in spared]
-        if coming >= lacking or not leases:
+        if not leases:
             return False
         now, before = self.clock(), self.pool.num_available
         pool = self._pool_view()._replace(waiting=waiting, lacking=lacking - coming, is_stuck=is_stuck)
@@ -545,13 +548,16 @@ class KVCache:
 
         Those that wait outside make way. What lies above the pages of a parked lease stays, whoever else has it.
         """
-        staying = {
-            node
-            for lease in (*self._parked, *self._parking, *self.tier.loading)
-            if lease.anchor and (lease.state is not State.PARKED or lease.place <= self._inside.with_kv)
-            for node in lease.anchor.path()
-        }
-        return self.tier.pools[0].num_pages - sum(node.length for node in staying)
+        staying, pages = set[Node](), 0
+        for lease in (*self._parked, *self._parking, *self.tier.loading):
+            node = lease.anchor
+            if lease.state is State.PARKED and lease.place > self._inside.with_kv:
+                continue
+            while node is not None and node.parent is not None and node not in staying:
+                staying.add(node)
+                pages += node.length
+                node = node.parent
+        return self.tier.pools[0].num_pages - pages
 
     def _leave_behind(self, lease: Lease, ids: IntArray) -> None:
         """Let go of what no window needs any more, were it to go on from its last whole page."""

@@ -23,7 +23,7 @@ def evict(
     order = count_from_0()
     heap = [
         (*_rank(node), next(order), node)
-        for node in tree.nodes()
+        for node in (tree.resident if tier == DEVICE else tree.nodes())
         if node not in spared and _is_candidate(tree, node, tier, doubles)
     ]
     heapify(heap)
@@ -32,6 +32,7 @@ def evict(
         node = heappop(heap)[-1]
         parent = node.parent
         freed += _evict_tail(tree, node, tier, count - freed)
+        tree.note(node)
         tree.trim(node)
         if parent is not None and parent not in spared and _is_candidate(tree, parent, tier, doubles):
             heappush(heap, (*_rank(parent), next(order), parent))

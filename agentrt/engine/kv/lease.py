@@ -97,7 +97,7 @@ class Lease:
         "namespace",
         "number",
         "pause",
-        "rank",
+        "place",
         "resumed",
         "state",
         "table",
@@ -131,8 +131,8 @@ class Lease:
         self.pause: Pause | None = None
         self.is_wanted = False
         """A turn of its session waits to be let in."""
-        self.rank: Rank = (now,)
-        """Of its last request (`engine.readiness`)."""
+        self.place: Rank = (now, number)
+        """The rank of its last request (`engine.readiness`), and among equals who came first."""
         self.hints = SessionHints()
 
     @property
@@ -141,13 +141,12 @@ class Lease:
         return self.table[0]
 
     @property
-    def place(self) -> Rank:
-        """Its rank, and among equals who came first."""
-        return *self.rank, self.number
-
-    @property
     def is_running(self) -> bool:
         return self.state is State.RUNNING
+
+    def take_place(self, rank: Rank) -> None:
+        """Its last request has this rank."""
+        self.place = *rank, self.number
 
     def move(self, state: State) -> None:
         """Go on to `state`. Raises `IllegalMoveError` if there is no such move."""

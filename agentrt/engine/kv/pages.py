@@ -63,43 +63,50 @@ class PagePool:
         """`count` free pages, each with one reference, the caller's. Raises `OutOfPagesError`, taking none."""
         if count > len(self._free):
             raise OutOfPagesError(f"{count} pages asked for, {len(self._free)} of {self.num_pages} free")
-        pages = [self._free.pop() for _ in range(count)]
+        refs, generations = self.refs, self.generations
+        pages = self._free[: -count - 1 : -1]
+        del self._free[len(self._free) - count :]
         for page in pages:
-            self.refs[page] = 1
-            self.generations[page] += 1
+            refs[page] = 1
+            generations[page] += 1
         return pages
 
     def retain(self, pages: Iterable[int]) -> None:
         """Add one reference to each of these pages, which somebody holds already."""
+        refs, cached = self.refs, self._cached
         for page in pages:
-            assert self.refs[page] > 0, f"page {page} is free and cannot be retained"
-            self.refs[page] += 1
-            if self.refs[page] == 2 and self._cached[page]:
+            count = refs[page]
+            assert count > 0, f"page {page} is free and cannot be retained"
+            refs[page] = count + 1
+            if count == 1 and cached[page]:
                 self.num_evictable -= 1
 
     def release(self, pages: Iterable[int]) -> None:
         """Give back one reference to each of these pages; a page without any is free."""
+        refs, cached = self.refs, self._cached
         for page in pages:
-            assert self.refs[page] > 0, f"page {page} was released more often than it was held"
-            self.refs[page] -= 1
-            if self.refs[page] == 0:
+            count = refs[page]
+            assert count > 0, f"page {page} was released more often than it was held"
+            refs[page] = count - 1
+            if count == 1:
                 self._free.append(page)
-            elif self.refs[page] == 1 and self._cached[page]:
+            elif count == 2 and cached[page]:
                 self.num_evictable += 1
 
     def cache(self, pages: Iterable[int]) -> None:
         """The prefix cache takes its reference to each of these pages, which a lease holds."""
+        pages = list(pages)
+        self.retain(pages)
         for page in pages:
             assert not self._cached[page], f"page {page} is in the prefix cache already"
-            self.retain((page,))
             self._cached[page] = 1
 
     def uncache(self, page: int) -> None:
         """The prefix cache gives up a page that nobody else holds; it is free then."""
         assert self.is_evictable(page), f"page {page} is still held"
-        self._cached[page] = 0
+        self._cached[page] = self.refs[page] = 0
         self.num_evictable -= 1
-        self.release((page,))
+        self._free.append(page)
 
     def is_evictable(self, page: int) -> bool:
         return bool(self._cached[page]) and self.refs[page] == 1

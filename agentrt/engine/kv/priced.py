@@ -18,6 +18,7 @@ that came first, as fill it (`Priced.inside`); the others wait outside, and what
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple
 
 from agentrt.engine.kv.lease import Rank
@@ -41,8 +42,6 @@ KEPT_FREE = 0.5
 """Of a pool, what of the host stays for those whose tools go on for long, and is no room for what is let in beyond the pool."""
 SOON = 2.0
 """Seconds."""
-OUTSIDE, PAUSED, WANTED, NOBODY = range(4)
-"""Leases in the order in which they make room."""
 
 
 class GiveUp(NamedTuple):
@@ -53,8 +52,10 @@ class GiveUp(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    order: tuple[int, float]
+    order: float
     slot: int
+    place: int
+    """By rank, among those that are priced with it."""
     lease: LeaseView
     kind: Kind
 
@@ -134,32 +135,41 @@ class Priced:
         return Inside(EVERYBODY.with_kv, without)
 
     def _in_order(self, leases: Sequence[LeaseView], pool: PoolView) -> Iterator[tuple[LeaseView, Kind]]:
-        """Who is given up and how, those first that go first. What the host has no room for beside those before it is priced
-        as if there were no host, and comes where it belongs then."""
-        price, room, last = memory_price(pool), pool.host_free, (NOBODY if pool.is_stuck else PAUSED, 0.0)
-        places = {lease.slot: place for place, lease in enumerate(sorted(leases, key=lambda lease: lease.rank))}
-        heap = [self._choice(lease, pool, price, places[lease.slot], room) for lease in leases]
-        heapify(heap)
-        while heap and heap[0].order < last:
-            order, slot, lease, kind = heappop(heap)
-            pages = lease.unshared // pool.page_size
-            if kind == "park" and pages > room:
-                heappush(heap, self._choice(lease, pool, price, places[slot], room))
-                continue
-            if kind == "park" and order[0] != OUTSIDE:
-                room -= pages
-            yield lease, kind
+        """Who is given up and how, those first that go first. Nobody is priced before it is his turn."""
+        price, by_rank = memory_price(pool), sorted(leases, key=attrgetter("rank"))
+        for lease in reversed(by_rank):
+            if lease.rank > pool.inside.with_kv:
+                yield lease, self._way(lease, pool, price, pool.host_free).kind
+        inside = [lease for lease in by_rank if lease.rank <= pool.inside.with_kv]
+        yield from self._dearest_first(inside, pool, price)
+
+    def _dearest_first(
+        self, leases: Sequence[LeaseView], pool: PoolView, price: float
+    ) -> Iterator[tuple[LeaseView, Kind]]:
+        """Those whose keeping costs more than giving them up; if nobody can go on otherwise all of them, and then the wanted.
+        What the host has no room for beside those before it is priced as if there were no host, and comes where it belongs."""
+        room = pool.host_free
+        for is_wanted in (False, True) if pool.is_stuck else (False,):
+            stage = enumerate(lease for lease in leases if lease.is_wanted == is_wanted)
+            heap = [self._choice(lease, pool, price, place, room) for place, lease in stage]
+            heapify(heap)
+            while heap and (heap[0].order < 0.0 or pool.is_stuck):
+                _, _, place, lease, kind = heappop(heap)
+                pages = lease.unshared // pool.page_size
+                if kind == "park" and pages > room:
+                    heappush(heap, self._choice(lease, pool, price, place, room))
+                    continue
+                room -= pages if kind == "park" else 0
+                yield lease, kind
 
     def _choice(self, lease: LeaseView, pool: PoolView, price: float, place: int, room: int) -> _Choice:
+        way = self._way(lease, pool, price, room)
+        order = -float(place) if lease.is_wanted else -self._excess(lease, way, price)
+        return _Choice(order, lease.slot, place, lease, way.kind)
+
+    def _way(self, lease: LeaseView, pool: PoolView, price: float, room: int) -> GiveUp:
         has_host = lease.unshared // pool.page_size <= room
-        way = give_up(lease if has_host else lease._replace(is_saved=False), pool.rates, price, has_host=has_host)
-        if lease.rank > pool.inside.with_kv:
-            order = OUTSIDE, -float(place)
-        elif lease.is_wanted:
-            order = WANTED, -float(place)
-        else:
-            order = PAUSED, -self._excess(lease, way, price)
-        return _Choice(order, lease.slot, lease, way.kind)
+        return give_up(lease if has_host else lease._replace(is_saved=False), pool.rates, price, has_host=has_host)
 
     def _overfill(self, leases: Sequence[LeaseView], pool: PoolView) -> float:
         """How much more may be let in: the less, the more it costs to give up a conversation of middling length.

@@ -10,7 +10,7 @@ So an abort, a fork or an eviction in the middle of a copy needs no care: what i
 job lets go of it. A page of the host is kept once, by the node of the prefix cache whose ids it belongs to.
 """
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -156,10 +156,13 @@ class HostTier:
 
     def is_saved(self, lease: Lease) -> bool:
         """Whether all that a lease would be restored from is on the host, and there is something."""
-        return lease.anchor is not None and all(
-            NONE not in node.tables[HOST][group][max(first - node.start, 0) :]
+        if lease.anchor is None:
+            return False
+        firsts = self._firsts(lease.anchor)
+        return not any(
+            NONE in row[max(first - node.start, 0) :]
             for node in lease.anchor.path()
-            for group, first in enumerate(self._firsts(lease.anchor))
+            for row, first in zip(node.tables[HOST], firsts, strict=True)
         )
 
     def load(self, lease: Lease, take: Callable[[int, int], list[int]]) -> None:
@@ -169,23 +172,17 @@ class HostTier:
         """
         assert lease.anchor is not None
         job = Job("load", leases=[lease])
-        wanted = [
-            (node, place, group)
-            for node in lease.anchor.path()
-            for place in range(node.start, node.end)
-            for group, row in enumerate(lease.table)
-            if row[place] < NONE
-        ]
-        for _, place, group in wanted:
-            self.pools[group].retain((away(lease.table[group][place]),))
-        counts = Counter(group for *_, group in wanted)
-        targets = {group: take(group, count) for group, count in counts.items()}
-        for node, place, group in wanted:
-            row, target = lease.table[group], targets[group].pop()
-            job.copies.append(PageCopy(group, away(row[place]), target))
-            job.places.append((node, place))
-            row[place] = target
-            self.tree.pools[DEVICE][group].retain((target,))
+        nodes = [node for node in lease.anchor.path() for _ in range(node.length)]
+        wanted = [[place for place, page in enumerate(row) if page < NONE] for row in lease.table]
+        for pool, row, places in zip(self.pools, lease.table, wanted, strict=True):
+            pool.retain([away(row[place]) for place in places])
+        for group, (row, places) in enumerate(zip(lease.table, wanted, strict=True)):
+            targets = take(group, len(places)) if places else []
+            self.tree.pools[DEVICE][group].retain(targets)
+            for place, target in zip(places, targets, strict=True):
+                job.copies.append(PageCopy(group, away(row[place]), target))
+                job.places.append((nodes[place], place))
+                row[place] = target
         lease.job = job
         self._start(job)
 
@@ -268,37 +265,43 @@ class HostTier:
         return count <= pool.num_free
 
     def _start(self, job: Job) -> None:
-        device, host = self.tree.pools
-        job.generations = [
-            (device[copy.group].generations[page], host[copy.group].generations[other])
-            for copy in job.copies
-            for page, other in [self._ends(job, copy)]
-        ]
+        job.generations = self._generations(job)
         job.event = self.copier.start(job.direction, job.copies) if job.copies else _Ended()
         self._jobs[job.direction].append(job)
 
     def _end(self, job: Job) -> None:
         """Let go of a job's pages. What was saved has its place on the host; what could not be loaded loses it."""
-        failed = self._failed(job)
-        device, host = self.tree.pools
-        for index, (copy, (node, place)) in enumerate(zip(job.copies, job.places, strict=True)):
-            page, other = self._ends(job, copy)
-            held = device[copy.group].generations[page], host[copy.group].generations[other]
-            assert held == job.generations[index], "a page was given away in the middle of a copy"
-            node, at = self.tree.locate(node, place)
-            if job.direction == "save":
-                self._saving[copy.group].discard(page)
+        failed, host = self._failed(job), self.pools
+        assert self._generations(job) == job.generations, "a page was given away in the middle of a copy"
+        if job.direction == "save":
+            for index, ((group, page, other), (node, place)) in enumerate(zip(job.copies, job.places, strict=True)):
+                self._saving[group].discard(page)
                 if index not in failed:
-                    host[copy.group].cache((other,))
-                    node.tables[HOST][copy.group][at] = other
-            device[copy.group].release((page,))
-            host[copy.group].release((other,))
-            if job.direction == "load" and index in failed and node.tables[HOST][copy.group][at] == other:
-                self._lose(node, copy.group, at)
+                    node, at = self.tree.locate(node, place)
+                    host[group].cache((other,))
+                    node.tables[HOST][group][at] = other
+        for tier, pools in enumerate(self.tree.pools):
+            for group, pool in enumerate(pools):
+                pool.release(job.pages(tier, group))
+        if job.direction == "load":
+            for index in failed:
+                (group, other, _), (node, place) = job.copies[index], job.places[index]
+                node, at = self.tree.locate(node, place)
+                if node.tables[HOST][group][at] == other:
+                    self._lose(node, group, at)
         for node in {node for node, _ in job.places}:
             self.tree.trim(node)
         job.failed = bool(failed)
         self.failed += len(failed)
+
+    def _generations(self, job: Job) -> list[tuple[int, int]]:
+        """Of the source and the target of each copy."""
+        device, host = self.tree.pools
+        sources, targets = (device, host) if job.direction == "save" else (host, device)
+        return [
+            (sources[group].generations[source], targets[group].generations[target])
+            for group, source, target in job.copies
+        ]
 
     def _failed(self, job: Job) -> set[int]:
         """The copies of a job that came to nothing, those among them whose checksum is another than when it was saved."""
@@ -316,11 +319,6 @@ class HostTier:
         if pool.is_evictable(row[at]):  # another load from it will fail as well, and come here when it ends
             pool.uncache(row[at])
             row[at] = NONE
-
-    @staticmethod
-    def _ends(job: Job, copy: PageCopy) -> tuple[int, int]:
-        """The page on the device and the page on the host."""
-        return (copy.source, copy.target) if job.direction == "save" else (copy.target, copy.source)
 
 
 class NoCopier:

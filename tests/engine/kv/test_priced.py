@@ -2,9 +2,12 @@
 
 import math
 from array import array
+from heapq import heappop, heappush
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrt.engine.kv.baselines import CacheTtl, InferCept, best_ttl
 from agentrt.engine.kv.cache import KVCache
@@ -25,7 +28,7 @@ POOL = PoolView(16, 50_000, 0, 200_000, 200_000, waiting=1, lacking=1, rates=QWE
 
 
 def lease(slot: int = 0, tokens: int = 32_768, **fields: Any) -> LeaseView:
-    given = {
+    usual = {
         "state": State.CACHED,
         "unshared": tokens,
         "is_saved": False,
@@ -33,7 +36,7 @@ def lease(slot: int = 0, tokens: int = 32_768, **fields: Any) -> LeaseView:
         "is_wanted": False,
         "rank": (slot,),
     }
-    return LeaseView(slot, tokens=tokens, **(given | fields))
+    return LeaseView(slot, tokens=tokens, **(usual | fields))
 
 
 def test_what_a_recomputed_token_and_a_copied_one_cost() -> None:
@@ -180,6 +183,61 @@ def test_the_last_of_a_group_stays_longer() -> None:
 def test_if_nobody_can_go_on_what_is_worth_keeping_goes_too() -> None:
     stuck = POOL._replace(is_stuck=True)
     assert [action.slot for action in Priced().make_room([lease(eta=0.05)], stuck)] == [0]
+
+
+def all_priced_first(policy: Priced, leases: list[LeaseView], pool: PoolView) -> list[tuple[int, str]]:
+    """Who makes room, by the plain rule: everybody is priced, and the first of all goes first."""
+    price, room, heap = memory_price(pool), pool.host_free, list[tuple[tuple[int, float], int, LeaseView, str]]()
+    places = {one.slot: place for place, one in enumerate(sorted(leases, key=lambda one: one.rank))}
+
+    def push(one: LeaseView) -> None:
+        has_host = one.unshared // pool.page_size <= room
+        way = give_up(one if has_host else one._replace(is_saved=False), pool.rates, price, has_host=has_host)
+        order = (2, -float(places[one.slot])) if one.is_wanted else (1, -policy._excess(one, way, price))
+        order = (0, -float(places[one.slot])) if one.rank > pool.inside.with_kv else order
+        heappush(heap, (order, one.slot, one, way.kind))
+
+    for one in leases:
+        push(one)
+    gone, freed = list[tuple[int, str]](), 0
+    while heap and freed < pool.lacking and (heap[0][0] < (1, 0.0) or pool.is_stuck):
+        order, slot, one, kind = heappop(heap)
+        pages = one.unshared // pool.page_size
+        if kind == "park" and pages > room:
+            push(one)
+            continue
+        room -= pages if kind == "park" and order[0] else 0
+        gone.append((slot, kind))
+        freed += pages
+    return gone
+
+
+LEASES = st.lists(
+    st.builds(
+        lambda tokens, own, elapsed, eta, is_saved, is_wanted, members: lease(
+            tokens=tokens, unshared=tokens * own // 4, elapsed=elapsed, eta=eta, is_saved=is_saved, is_wanted=is_wanted,
+            members_left=members,
+        ),
+        st.sampled_from((64, 2000, 32_768)), st.integers(0, 4), st.sampled_from((0.0, 0.2, 3.0)),
+        st.sampled_from((None, 0.05, 1.0)), st.booleans(), st.booleans(), st.integers(0, 2),
+    ),
+    max_size=8,
+)  # fmt: skip
+
+
+@given(
+    LEASES, st.sampled_from((0, 200, 4000)), st.integers(1, 9000), st.booleans(), st.integers(-1, 8), st.booleans(),
+)  # fmt: skip
+def test_pricing_only_those_whose_turn_it_is_changes_nothing(
+    leases: list[LeaseView], room: int, lacking: int, is_stuck: bool, inside: int, is_known: bool
+) -> None:
+    leases = [one._replace(slot=slot, rank=(slot * 5 % 8,)) for slot, one in enumerate(leases)]
+    rates = QWEN3_8B if is_known else QWEN3_8B._replace(per_row=None)
+    pool = POOL._replace(
+        host_free=room, lacking=lacking, is_stuck=is_stuck, inside=Inside((inside,), (inside,)), rates=rates
+    )
+    gone = [(action.slot, action.kind) for action in Priced().make_room(leases, pool)]
+    assert gone == all_priced_first(Priced(), leases, pool)
 
 
 def test_no_more_is_given_up_than_is_lacking() -> None:
