@@ -102,15 +102,10 @@ class Recent:
             self._answers[asked] = self._sorted[first + int(quantile * (above - 1))] if is_known else None
         return self._answers[asked]
 
-    def above_each(self, floor_N: IntArray, quantile: float) -> IntArray:
-        """`above` of many, with 0 in the place of None."""
-        if len(self._sorted) < ENOUGH:
-            return np.zeros_like(floor_N)
-        sorted_N, count = np.frombuffer(self._sorted, np.int64), len(self._sorted)
-        first_N = sorted_N.searchsorted(floor_N, "right")
-        at_N = np.minimum(first_N + (quantile * (count - 1 - first_N)).astype(np.int64), count - 1)
-        above_N: IntArray = sorted_N[at_N] * (first_N < count)
-        return above_N
+    @property
+    def in_order(self) -> IntArray:
+        """The numbers in order, if enough are known, else none."""
+        return np.frombuffer(self._sorted, np.int64) if len(self._sorted) >= ENOUGH else np.empty(0, np.int64)
 
 
 class Lengths:
@@ -118,22 +113,26 @@ class Lengths:
 
     def __init__(self) -> None:
         self._recent = Recent()
+        self._left: dict[tuple[int, int], int] = {}
+        """Answers of `left`, since the last turn ended."""
 
     def add(self, length: int) -> None:
         """A turn ended after `length` sampled ids."""
         self._recent.add(length)
+        self._left.clear()
 
     def left(self, sampled: int, max_tokens: int) -> int:
         """Ids that a turn with `sampled` ids is expected to sample still; at least 1, at most what its limit leaves."""
-        limit = max(max_tokens - sampled, 1)
-        length = self._recent.above(sampled, LONG)
-        return limit if length is None else min(length - sampled, limit)
+        left = self._left.get((sampled, max_tokens))
+        if left is None:
+            limit, length = max(max_tokens - sampled, 1), self._recent.above(sampled, LONG)
+            left = self._left[sampled, max_tokens] = limit if length is None else min(length - sampled, limit)
+        return left
 
     def left_each(self, sampled_N: IntArray, max_tokens_N: IntArray) -> IntArray:
         """`left` of many."""
         limit_N = np.maximum(max_tokens_N - sampled_N, 1)
-        length_N = self._recent.above_each(sampled_N, LONG)
-        left_N: IntArray = np.where(length_N > 0, np.minimum(length_N - sampled_N, limit_N), limit_N)
+        left_N: IntArray = occupancy.left_each(sampled_N, limit_N, self._recent.in_order, LONG)
         return left_N
 
 

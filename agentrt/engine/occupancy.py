@@ -2,6 +2,7 @@
 
 A sequence is a row of three: its ids now, the ids it still gains, one a step, and the steps until it begins to. Its pages are
 free once it has them all. Rows of those that run come first, then those that return from a tool, in order of their return.
+Whole numbers are divided as floats, which is exact below 2^53, and faster.
 """
 
 from math import ceil
@@ -14,7 +15,7 @@ from agentrt_kernels.compiled import inner, ordered
 
 @inner()
 def _pages(row_3: Any, at: Any, page_size: Any) -> Any:
-    """Of one sequence at a time; nothing once it has ended. Whole numbers are divided as floats, which is exact, and faster."""
+    """Of one sequence at a time; nothing once it has ended."""
     tokens, steps, delay = row_3
     if at > delay + steps:
         return 0
@@ -61,3 +62,16 @@ def peak(rows_S3: Any, pages_SB: Any, num_running: Any, back: Any, newcomer_3: A
         pages = pages_SB[s, back] + _pages(newcomer_3, at, page_size) if at <= end else pages_SB[s, 0]
         most = max(most, pages)
     return most
+
+
+@ordered()
+def left_each(sampled_N: Any, limit_N: Any, lengths_T: Any, quantile: Any) -> Any:
+    """The ids that turns with so many sampled gain still, by the quantile of the longer of some `lengths_T`, in order; no more
+    than a limit, which is said of those that are longer than all."""
+    left_N = limit_N.copy()
+    for n in range(len(sampled_N)):
+        first = np.searchsorted(lengths_T, sampled_N[n], "right")
+        if first < len(lengths_T):
+            length = lengths_T[first + int(quantile * (len(lengths_T) - first - 1))]
+            left_N[n] = min(length - sampled_N[n], limit_N[n])
+    return left_N

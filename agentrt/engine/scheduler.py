@@ -6,7 +6,6 @@ the step computes some of the difference; where it computes the last known id, i
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -181,7 +180,7 @@ def _admit(
     refused: tuple[int, int] | None = None
     together = list(running)
     forecast: _Forecast | None = None
-    growths = cache(crew.growths)
+    crew_S3: IntArray | None = None
     in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in waiting:
         if left.rows <= 0 or crew.rows + len(together) >= left.sequences:
@@ -190,7 +189,8 @@ def _admit(
             continue
         if refused and not demand.pages:
             continue
-        forecast = forecast or _Forecast(crew, growths(), together, returning, left.rows, capacity)
+        crew_S3 = crew.growths() if crew_S3 is None else crew_S3
+        forecast = forecast or _Forecast(crew, crew_S3, together, returning, left.rows, capacity)
         lacking, num_expected = forecast.lacking(demand)
         if lacking > 0:
             refused = refused or (lacking, num_expected)

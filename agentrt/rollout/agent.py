@@ -5,7 +5,7 @@ a turn costs what is new in it.
 """
 
 import math
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 import anyio
@@ -144,7 +144,7 @@ class Agent:
             message.content.encode()  # text that is no Unicode ends here, before it is in any record
         self.messages.extend(messages)
 
-    def _render(self, messages: tuple[Message, ...]) -> list[int]:
+    def _render(self, messages: tuple[Message, ...]) -> Sequence[int]:
         setup, tokens = self.episode.setup, self.tokens
         if not self._is_opened:
             return setup.renderer.prompt(self.messages, setup.environment.tools)

@@ -178,7 +178,7 @@ class Conversation:
     async def _observed(self, found: Place, tools: tuple[FunctionTool, ...]) -> list[int]:
         """What the turn at `found` appends to its branch."""
         if found.branch is None:
-            return await rendered(lambda: self.renderer.prompt(found.new, tools), found.new)
+            return list(await rendered(lambda: self.renderer.prompt(found.new, tools), found.new))
         tokens = self.branches[found.branch].tokens
         shared = [] if found.is_append else tokens.token_ids[: found.at].tolist()
         if not found.new:

@@ -17,6 +17,7 @@ import msgspec
 
 from agentrt.core import clock, seeds
 from agentrt.core.protocol import FinishReason
+from agentrt.core.tokens import Ids
 from agentrt.engine.sequence import Sequence as EngineSequence
 from agentrt.engine.simulate import Say
 from agentrt.env.chat.message import Message, ToolCall, Turn
@@ -122,13 +123,13 @@ class Renderer:
     def __init__(self) -> None:
         self._own = FIRST_OWN_ID
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDescription] = ()) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDescription] = ()) -> Sequence[int]:
         number, count = map(int, messages[0].content.split())
-        return [number + 1] * count
+        return Ids((number + 1,)) * count
 
-    def join(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> list[int]:
+    def join(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> Sequence[int]:
         self._own = FIRST_OWN_ID + (self._own + 1) % (VOCAB_SIZE - FIRST_OWN_ID)
-        return [self._own] * sum(int(message.content) for message in messages)
+        return Ids((self._own,)) * sum(int(message.content) for message in messages)
 
     def turn(self, message: Message) -> list[int]:
         return [END_ID]

@@ -23,7 +23,7 @@ def evict(
     order = count_from_0()
     heap = [
         (*_rank(node), next(order), node)
-        for node in (tree.resident if tier == DEVICE else tree.nodes())
+        for node in (tree.resident() if tier == DEVICE else tree.nodes())
         if node not in spared and _is_candidate(tree, node, tier, doubles)
     ]
     heapify(heap)
@@ -32,7 +32,6 @@ def evict(
         node = heappop(heap)[-1]
         parent = node.parent
         freed += _evict_tail(tree, node, tier, count - freed)
-        tree.note(node)
         tree.trim(node)
         if parent is not None and parent not in spared and _is_candidate(tree, parent, tier, doubles):
             heappush(heap, (*_rank(parent), next(order), parent))
@@ -63,6 +62,9 @@ def _rank(node: Node) -> tuple[bool, int]:
 def _is_candidate(tree: RadixTree, node: Node, tier: int, doubles: bool) -> bool:
     """Its last page on the tier may go: nobody holds it, and no page of the tier lies below it."""
     if node.parent is None or (tier == HOST and node.users and not doubles):
+        return False
+    page = node.tables[tier][0][-1]
+    if page != NONE and not tree.pools[tier][0].is_evictable(page):  # as for most
         return False
     last = _last(node, tier)
     if last < 0 or not _may_go(tree, node, tier, last):

@@ -125,6 +125,8 @@ class Priced:
         """
         leases = list(leases)
         room, used, without = pool.pages * pool.page_size, 0.0, EVERYBODY.without
+        if sum(lease.context for lease in leases) <= ENTER * room:
+            return EVERYBODY
         more = self._overfill(leases, pool)
         for lease in leases:
             used += lease.context * self._soon(lease)

@@ -69,8 +69,6 @@ class RadixTree:
     ) -> None:
         self.groups, self.pools, self.page_size = groups, pools, page_size
         self._roots: dict[Namespace, Node] = {}
-        self.resident: dict[Node, None] = {}
-        """The nodes that have pages of group 0 on the device."""
         self._tick = 0
 
     def match(self, namespace: Namespace, ids: IntArray, whole: int) -> tuple[Node | None, Rows]:
@@ -179,14 +177,6 @@ class RadixTree:
             node = node.parent
         return node, place - node.start
 
-    def note(self, node: Node) -> None:
-        """Its pages of group 0 on the device are others than before."""
-        row = node.tables[DEVICE][0]
-        if row.count(NONE) < len(row):
-            self.resident[node] = None
-        else:
-            self.resident.pop(node, None)
-
     def nodes(self) -> Iterator[Node]:
         """All nodes with pages, parents before their children."""
         stack = [child for root in self._roots.values() for child in root.children.values()]
@@ -194,6 +184,15 @@ class RadixTree:
             node = stack.pop()
             stack.extend(node.children.values())
             yield node
+
+    def resident(self) -> Iterator[Node]:
+        """Those of `nodes`, in the same order, that have pages of group 0 on the device: all above them have some too."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            if node.tables[DEVICE][0][0] != NONE:
+                stack.extend(node.children.values())
+                yield node
 
     def pages(self, group: int = 0, tier: int = DEVICE) -> Iterator[int]:
         """Every page of a group in the tree."""
@@ -214,8 +213,8 @@ class RadixTree:
             assert node.parent.end == node.start, "a node does not start where its parent ends"
             assert node.parent.children[self._key(node.ids, 0)] is node, "a node is filed under another key"
             assert node.users >= sum(child.users for child in node.children.values()), "more users below than above"
-        found = {node for node in self.nodes() if any(page != NONE for page in node.tables[DEVICE][0])}
-        assert found == set(self.resident), "nodes with pages on the device are listed wrong"
+        found = [node for node in self.nodes() if any(page != NONE for page in node.tables[DEVICE][0])]
+        assert found == list(self.resident()), "the pages on the device are no prefix of a branch"
         for root in self._roots.values():
             assert root.children or root.users, "a namespace without pages"
 
@@ -276,7 +275,6 @@ class RadixTree:
         for pool, row in zip(self.pools[DEVICE], own, strict=True):
             pool.cache(page for page in row if page != NONE)
         parent.children[self._key(node.ids, 0)] = node
-        self.note(node)
         return node
 
     def _extend(self, node: Node, ids: IntArray, table: Sequence[IntArray], whole: int) -> Node:
@@ -287,7 +285,6 @@ class RadixTree:
             blank += [NONE] * len(new)
         node.ids += ids[node.end * self.page_size : whole * self.page_size]
         node.end, node.used = whole, self._tick
-        self.note(node)
         return node
 
     def _share(self, node: Node, table: Sequence[IntArray]) -> None:
@@ -307,7 +304,6 @@ class RadixTree:
                     pool.release((theirs,))
                     row[node.start + index] = ours
             pool.cache(new)
-        self.note(node)
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut the first `at` pages off into a new node above; `node` itself stays the lower one, so anchors hold."""
@@ -318,8 +314,6 @@ class RadixTree:
         rows = [[row[at:] for row in table] for table in node.tables]
         node.ids, node.tables, node.parent = node.ids[at * self.page_size :], (rows[0], rows[1]), upper
         upper.children[self._key(node.ids, 0)] = node
-        self.note(upper)
-        self.note(node)
         return upper
 
     def _pop(self, node: Node) -> bool:

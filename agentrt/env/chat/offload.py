@@ -11,7 +11,7 @@ INLINE_CHARACTERS = 4_000
 """About 5 ms of encoding, the most that a coroutine may work without a checkpoint."""
 
 
-async def rendered(render: Callable[[], list[int]], messages: Sequence[Message]) -> list[int]:
+async def rendered(render: Callable[[], Sequence[int]], messages: Sequence[Message]) -> Sequence[int]:
     """The ids that `render` makes of `messages`: at once if they are short or time is virtual, else in a thread, for the
     tokenizer works without the interpreter's lock."""
     size = sum(len(message.content) for message in messages)

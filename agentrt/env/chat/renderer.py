@@ -46,10 +46,10 @@ class Renderer(Protocol):
     def stop_token_ids(self) -> tuple[int, ...]:
         """Ids that end a turn."""
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDescription] = ()) -> list[int]:
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolDescription] = ()) -> Sequence[int]:
         """The opening of a branch: the tools, the messages, and the start of the model's turn."""
 
-    def join(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> list[int]:
+    def join(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> Sequence[int]:
         """What to append after a sampled turn: its ending, the new messages, and the start of the next turn.
 
         `ended`: the last sampled id was one of `stop_token_ids`, namely `end_id` (without it, the one that fits). Else
