@@ -5,7 +5,7 @@ that wait, oldest first. Every kind is the same thing here: a sequence has `know
 the step computes some of the difference; where it computes the last known id, it samples the next.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
@@ -62,6 +62,20 @@ class Returning(NamedTuple):
     pages: int
 
 
+class Line:
+    """Those who wait, in order of rank. What one demands is worked out when it is looked at, which most never are."""
+
+    def __init__(self, have_pages: Sequence[bool], demand: Callable[[int], Demand]) -> None:
+        self._have_pages, self._demand = have_pages, demand
+        self.is_held_up = False
+        """Only those that have pages go on."""
+
+    def __iter__(self) -> Iterator[Demand]:
+        for place, has_pages in enumerate(self._have_pages):
+            if has_pages or not self.is_held_up:
+                yield self._demand(place)
+
+
 class Capacity(NamedTuple):
     """What a step has to give."""
 
@@ -116,12 +130,12 @@ class Plan(NamedTuple):
 
 
 def plan_step(
-    running: Sequence[Demand], waiting: Iterable[Demand], capacity: Capacity, returning: Sequence[Returning] = (),
+    running: Sequence[Demand], line: Line, capacity: Capacity, returning: Sequence[Returning] = (),
     crew: Crew = NOBODY,
 ) -> Plan:  # fmt: skip
     """The chunks of the next step, beside those of the crew: they run as well, unless the plan is stuck.
 
-    `running` and `waiting` are in order of rank, and admission keeps it.
+    `running` is in order of rank, as the line is, and admission keeps it.
 
     `returning` is in order of return. Those that come back before a newcomer would end are part of its forecast, as if they
     ran, unless nothing runs beside it: no request waits for a tool alone.
@@ -130,7 +144,7 @@ def plan_step(
     decodes = [demand for demand in ready if demand.known - demand.computed == 1]
     left = _after(decodes, _after_crew(crew, capacity))
     if crew.drafted and min(left.pages, left.rows) < 0:  # drafts make way first
-        plan = plan_step(running, waiting, capacity, returning, crew._replace(drafted=0, draft_pages=0))
+        plan = plan_step(running, line, capacity, returning, crew._replace(drafted=0, draft_pages=0))
         return plan._replace(has_drafts=False)
     if left.pages < 0:
         return Plan([], [], lacking=-left.pages, is_stuck=True)
@@ -140,7 +154,7 @@ def plan_step(
         if demand.missing > 1 and (count := _chunk(demand, left)):
             left = _less(left, demand, count)
             chunks.append(Chunk(demand.slot, count))
-    admitted, lacking, num_expected = _admit(running, waiting, left, capacity, returning, crew)
+    admitted, lacking, num_expected = _admit(running, line, left, capacity, returning, crew)
     if ready and not (chunks or admitted or crew.rows):
         return Plan([], [], lacking=1, is_stuck=True)
     return Plan(chunks, admitted, lacking, num_expected=num_expected)
@@ -164,7 +178,7 @@ def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
 
 def _admit(
     running: Sequence[Demand],
-    waiting: Iterable[Demand],
+    line: Line,
     left: Capacity,
     capacity: Capacity,
     returning: Sequence[Returning],
@@ -182,18 +196,16 @@ def _admit(
     forecast: _Forecast | None = None
     crew_S3: IntArray | None = None
     in_prefill = {demand.group for demand in running if demand.missing > 1}
-    for demand in waiting:
+    for demand in line:
         if left.rows <= 0 or crew.rows + len(together) >= left.sequences:
             break
         if demand.group and demand.group in in_prefill and demand.computed == 0:
-            continue
-        if refused and not demand.pages:
             continue
         crew_S3 = crew.growths() if crew_S3 is None else crew_S3
         forecast = forecast or _Forecast(crew, crew_S3, together, returning, left.rows, capacity)
         lacking, num_expected = forecast.lacking(demand)
         if lacking > 0:
-            refused = refused or (lacking, num_expected)
+            refused, line.is_held_up = refused or (lacking, num_expected), True
             continue
         count = _chunk(demand, left)
         if not count:

@@ -29,7 +29,7 @@ from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.tiers import Host
 from agentrt.engine.readiness import Readiness
 from agentrt.engine.sampler import Drawn, Logits, laws_of, sample, score
-from agentrt.engine.scheduler import NOBODY, Capacity, Crew, Demand, Plan, plan_step
+from agentrt.engine.scheduler import NOBODY, Capacity, Crew, Demand, Line, Plan, plan_step
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.accept import committed
 from agentrt.engine.speculate.draft import NO_DRAFT
@@ -273,10 +273,9 @@ class EngineCore:
                 for slot, one in enumerate(self.running)
                 if one not in decoding
             ]
-            waiting = (self._demand(slot, sequence) for slot, sequence in line)
             returning = self._conversations.returning(self._totals.steps, self._lengths) if line else {}
             expected = list(returning.values())[: self.spec.max_batch]
-            plan = plan_step(running, waiting, self._capacity(), expected, crew)
+            plan = plan_step(running, self._demands(line), self._capacity(), expected, crew)
             spared = [self.waiting[slot].lease for slot, _ in plan.admitted]
             if self.cache.policy.spares_returning:
                 spared += list(returning)[: plan.num_expected]
@@ -327,6 +326,9 @@ class EngineCore:
         inside = set(self.cache.inside(leases) if self.running else leases)
         line = [(slot, one) for slot, one in enumerate(self.waiting) if one.lease in inside]
         return line[: self.spec.max_batch]
+
+    def _demands(self, line: List[tuple[int, Sequence]]) -> Line:
+        return Line([bool(one.lease.pages) for _, one in line], lambda place: self._demand(*line[place]))
 
     def _hears_line(self) -> bool:
         """Whether those who wait are to be looked at before the next step."""

@@ -4,13 +4,23 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrt.engine import scheduler
 from agentrt.engine.forecast import Forecast, Growth, Lengths, Return, Returns, growths_of
-from agentrt.engine.scheduler import Capacity, Chunk, Crew, Demand, Plan, Returning, plan_step
+from agentrt.engine.scheduler import NOBODY, Capacity, Chunk, Crew, Demand, Line, Plan, Returning
 
 
 def demand(index: int, known: int, computed: int = 0, **more: object) -> Demand:
     pages = more.pop("pages", -(-computed // 4))
     return Demand(index, known, computed, pages, more.pop("growth", 8), **more)  # type: ignore[arg-type]
+
+
+def plan_step(
+    running: list[Demand], waiting: list[Demand], room: Capacity, returning: list[Returning] | None = None,
+    crew: Crew = NOBODY,
+) -> Plan:  # fmt: skip
+    """With the line made of a list."""
+    line = Line([demand.pages > 0 for demand in waiting], waiting.__getitem__)
+    return scheduler.plan_step(running, line, room, returning or [], crew)
 
 
 def capacity(rows: int = 32, sequences: int = 8, pages: int = 100) -> Capacity:
