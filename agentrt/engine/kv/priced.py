@@ -16,6 +16,7 @@ A pool in which more conversations take turns than fit it moves or computes KV a
 that came first, as fill it (`Priced.inside`); the others wait outside, and what KV they have makes way first.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
@@ -79,13 +80,20 @@ def give_up(lease: LeaseView, rates: Rates, price: float, *, has_host: bool) -> 
     return GiveUp("park", park)
 
 
-def holding_costs_more(remaining: Remaining, worth: float) -> float:
+def holding_costs_more(remaining: Remaining, worth: float, floor: float = -math.inf) -> float:
     """By how many seconds of holding it is dearer to keep a lease than to give it up now; negative if it is cheaper.
 
     `worth` is what giving it up costs, as seconds of holding it. Where no time of keeping is worth its price, this is the
-    price of waiting `NEXT_HOLD` seconds: the more, the less likely its tool ends in that time.
+    price of waiting `NEXT_HOLD` seconds: the more, the less likely its tool ends in that time. It may be too much where it is
+    no more than `floor`.
     """
-    return min(within + outlasts * worth for within, outlasts in map(remaining.held, HOLDS)) - worth
+    excess = math.inf
+    for seconds in HOLDS:
+        within, outlasts = remaining.held(seconds)
+        excess = min(excess, within + outlasts * worth - worth)
+        if excess <= floor:
+            break
+    return excess
 
 
 class Priced:
@@ -166,7 +174,9 @@ class Priced:
 
     def _choice(self, lease: LeaseView, pool: PoolView, price: float, place: int, room: int) -> _Choice:
         way = self._way(lease, pool, price, room)
-        order = -float(place) if lease.is_wanted else -self._excess(lease, way, price)
+        order = (
+            -float(place) if lease.is_wanted else -self._excess(lease, way, price, -math.inf if pool.is_stuck else 0.0)
+        )
         return _Choice(order, lease.slot, place, lease, way.kind)
 
     def _way(self, lease: LeaseView, pool: PoolView, price: float, room: int) -> GiveUp:
@@ -196,13 +206,13 @@ class Priced:
             return 1.0
         return 1 - self._remaining(lease).outlasts(SOON) if lease.tool else 0.0
 
-    def _excess(self, lease: LeaseView, way: GiveUp, price: float) -> float:
+    def _excess(self, lease: LeaseView, way: GiveUp, price: float, floor: float = -math.inf) -> float:
         if not price or not lease.unshared:
             return NEXT_HOLD
         if lease.is_filtered:
             return 2 * NEXT_HOLD
         worth = way.seconds * (1 + (LAST_MEMBER / lease.members_left if lease.members_left else 0.0))
-        return holding_costs_more(self._remaining(lease), worth / (price * lease.unshared))
+        return holding_costs_more(self._remaining(lease), worth / (price * lease.unshared), floor)
 
     def _return_key(self, lease: LeaseView, rates: Rates) -> tuple[bool, Rank]:
         if lease.is_wanted:
