@@ -209,6 +209,58 @@ def test_the_forecast_is_what_a_simulation_finds(
     assert forecast.peak_with(newcomer) == max(simulated)
 
 
+def needed_at_once(growths: list[Growth]) -> int:
+    """The most pages of 4 at one time, found step by step."""
+    return max(
+        sum(-(-(one.tokens + min(max(step - one.delay, 0), one.steps)) // 4)
+            for one in growths if step <= one.delay + one.steps)
+        for step in range(max(one.delay + one.steps for one in growths) + 1)
+    )  # fmt: skip
+
+
+def admitted_plainly(running: list[Demand], waiting: list[Demand], room: Capacity) -> tuple[list[Chunk], int]:
+    """What the line gets beside decodes, and what the first left out lacks: each demand is looked at anew."""
+    rows, pages = room.rows - len(running), room.pages - sum(one.computed == 4 * one.pages for one in running)
+    together, admitted, lacking = list(running), list[Chunk](), 0
+    for one in waiting:
+        if rows <= 0 or len(together) >= room.sequences:
+            break
+        growths = [Growth(it.known, it.growth, -(-(it.missing - 1) // int(rows))) for it in (*together, one)]
+        lacks = needed_at_once(growths) - sum(it.pages for it in (*together, one)) - room.pages
+        if lacking and not one.pages:
+            continue
+        if lacks > 0:
+            lacking = lacking or lacks
+            continue
+        if not (count := min(one.missing, int(rows), 4 * (one.pages + pages) - one.computed)):
+            break
+        rows, pages = rows - count, pages - max(0, -(-(one.computed + count) // 4) - one.pages)
+        admitted.append(Chunk(one.slot, count))
+        together.append(one)
+    return admitted, lacking
+
+
+@given(DEMANDS, DEMANDS, st.integers(8, 40), st.integers(6, 40), st.lists(st.integers(0, 3), min_size=6, max_size=6))
+def test_a_line_that_is_looked_at_when_needed_is_served_as_one_that_is_looked_at_anew(
+    run: list[tuple[int, int, int]], wait: list[tuple[int, int, int]], rows: int, pages: int, computed: list[int]
+) -> None:
+    running = [demand(slot, known + 1, known, growth=growth) for slot, (known, _, growth) in enumerate(run)]
+    waiting = [
+        demand(slot, known + done, done * (known + done - 1) // 3, growth=growth)
+        for slot, ((known, _, growth), done) in enumerate(zip(wait, computed, strict=False))
+    ]
+    room, looked_at = capacity(rows=rows, pages=pages), list[int]()
+
+    def look(place: int) -> Demand:
+        looked_at.append(place)
+        return waiting[place]
+
+    plan = scheduler.plan_step(running, Line([one.pages > 0 for one in waiting], look), room)
+    assert (plan.admitted, plan.lacking) == admitted_plainly(running, waiting, room)
+    refused = next((place for place in looked_at if waiting[place].slot not in dict(plan.admitted)), len(waiting))
+    assert all(place <= refused or waiting[place].pages for place in looked_at)
+
+
 def test_lengths_are_learned_from_the_turns_that_ended() -> None:
     lengths = Lengths()
     assert lengths.left(5, 100) == 95
