@@ -129,11 +129,10 @@ class Lengths:
             left = self._left[sampled, max_tokens] = limit if length is None else min(length - sampled, limit)
         return left
 
-    def left_each(self, sampled_N: IntArray, max_tokens_N: IntArray) -> IntArray:
-        """`left` of many."""
-        limit_N = np.maximum(max_tokens_N - sampled_N, 1)
-        left_N: IntArray = occupancy.left_each(sampled_N, limit_N, self._recent.in_order, LONG)
-        return left_N
+    def growths(self, counts_4N: IntArray, count: int, step: int, reserve_after: int) -> IntArray:
+        """`left` of many, as a row of a `Growth` for each; see `occupancy.growths`."""
+        growths_S3: IntArray = occupancy.growths(counts_4N, count, step, self._recent.in_order, LONG, reserve_after)
+        return growths_S3
 
 
 class Return(NamedTuple):

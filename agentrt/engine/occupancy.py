@@ -65,13 +65,21 @@ def peak(rows_S3: Any, pages_SB: Any, num_running: Any, back: Any, newcomer_3: A
 
 
 @ordered()
-def left_each(sampled_N: Any, limit_N: Any, lengths_T: Any, quantile: Any) -> Any:
-    """The ids that turns with so many sampled gain still, by the quantile of the longer of some `lengths_T`, in order; no more
-    than a limit, which is said of those that are longer than all."""
-    left_N = limit_N.copy()
-    for n in range(len(sampled_N)):
-        first = np.searchsorted(lengths_T, sampled_N[n], "right")
-        if first < len(lengths_T):
-            length = lengths_T[first + int(quantile * (len(lengths_T) - first - 1))]
-            left_N[n] = min(length - sampled_N[n], limit_N[n])
-    return left_N
+def growths(counts_4N: Any, count: Any, step: Any, lengths_T: Any, quantile: Any, reserve_after: Any) -> Any:
+    """Rows of the first `count` columns: the ids that each knows and those of its turn, both without the last `step`, the most
+    that its turn may have, and how often it was preempted.
+
+    A turn is taken to become as long as the quantile of the longer ones of `lengths_T`, in order, says, and as it may where
+    there are none, or where it was preempted that often.
+    """
+    rows_S3 = np.zeros((count, 3), np.int64)
+    for s in range(count):
+        sampled, most = counts_4N[1, s] + step, counts_4N[2, s]
+        left = most - sampled
+        if counts_4N[3, s] < reserve_after:
+            left, first = max(left, 1), np.searchsorted(lengths_T, sampled, "right")
+            if first < len(lengths_T):
+                length = lengths_T[first + int(quantile * (len(lengths_T) - first - 1))]
+                left = min(length - sampled, left)
+        rows_S3[s, 0], rows_S3[s, 1] = counts_4N[0, s] + step, max(left, 0)
+    return rows_S3

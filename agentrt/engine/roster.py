@@ -9,7 +9,7 @@ from collections.abc import KeysView, ValuesView
 
 import numpy as np
 
-from agentrt.engine.forecast import IntArray
+from agentrt.engine.forecast import IntArray, Lengths
 from agentrt.engine.sequence import Sequence
 
 ROWS = 64
@@ -53,12 +53,9 @@ class Roster:
     def members(self) -> ValuesView[Member]:
         return self._members.values()
 
-    @property
-    def counts(self) -> IntArray:
-        """Four rows: the ids that each member knows, those of its turn, how many there may be, how often it was preempted."""
-        counts_4N = self._counts_4N[:, : len(self._by_row)].copy()
-        counts_4N[:2] += self.step
-        return counts_4N
+    def growths(self, lengths: Lengths, reserve_after: int) -> IntArray:
+        """What will become of each: a row as of `forecast.growths_of`."""
+        return lengths.growths(self._counts_4N, len(self._by_row), self.step, reserve_after)
 
     @property
     def computed(self) -> int:

@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, Self
 
 import anyio
 import msgspec
-import numpy as np
 
 from agentrt.core import clock
 from agentrt.core.errors import WeightsError
@@ -255,12 +254,7 @@ class SimulatedCore(EngineCore):
 
     def _growths(self) -> IntArray:
         """As `EngineCore._growth` has them."""
-        known_N, sampled_N, max_tokens_N, preemptions_N = self._roster.counts
-        left_N = self._lengths.left_each(sampled_N, max_tokens_N)
-        growths_N3 = np.zeros((len(known_N), 3), np.int64)
-        growths_N3[:, 0] = known_N
-        growths_N3[:, 1] = np.where(preemptions_N < RESERVE_AFTER, left_N, np.maximum(max_tokens_N - sampled_N, 0))
-        return growths_N3
+        return self._roster.growths(self._lengths, RESERVE_AFTER)
 
     def _grow(self, work: Work) -> None:
         if work.decoding:

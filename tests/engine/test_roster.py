@@ -2,6 +2,7 @@
 
 from agentrt.core.spec import SamplingParams
 from agentrt.core.tokens import Tokens
+from agentrt.engine.forecast import Lengths
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.roster import ROWS, Roster
@@ -33,7 +34,7 @@ def test_steps_up_to_the_next_end_or_page() -> None:
     roster.grow(roster.growing[0])
     assert (roster.pages, roster.num_alike) == (4, 2)
     assert [member.sequence for member in roster.ending(2)] == [first]
-    assert roster.counts.tolist() == [[12, 9], [2, 4], [50, 50], [0, 0]]
+    assert roster.growths(Lengths(), 3).tolist() == [[12, 48, 0], [9, 46, 0]]
     assert (roster.computed, roster.unwritten) == (11 + 8, 2)
     roster.check()
     assert roster.leave(first) is not None
@@ -51,4 +52,4 @@ def test_as_many_as_there_are() -> None:
         roster.leave(sequence)
     roster.check()
     assert list(roster.sequences) == sequences[1::2]
-    assert roster.counts.shape == (4, ROWS // 2 + 1)
+    assert len(roster.growths(Lengths(), 3)) == ROWS // 2 + 1

@@ -275,15 +275,24 @@ def test_lengths_are_learned_from_the_turns_that_ended() -> None:
     assert lengths.left(0, 512) == 7
 
 
-@given(
-    st.lists(st.integers(1, 60), max_size=80), st.lists(st.tuples(st.integers(0, 70), st.integers(1, 90)), max_size=5)
-)
-def test_what_is_left_of_many_turns_is_what_is_left_of_each(ended: list[int], turns: list[tuple[int, int]]) -> None:
+TURNS = st.lists(st.tuples(st.integers(0, 70), st.integers(1, 90), st.integers(0, 4)), max_size=5)
+
+
+@given(st.lists(st.integers(1, 60), max_size=80), TURNS)
+def test_what_is_left_of_many_turns_is_what_is_left_of_each(
+    ended: list[int], turns: list[tuple[int, int, int]]
+) -> None:
+    """Of those preempted three times it is what they may still have. Seven steps are counted apart."""
     lengths = Lengths()
     for length in ended:
         lengths.add(length)
-    sampled_N, max_tokens_N = np.array(turns, np.int64).reshape(-1, 2).T
-    assert lengths.left_each(sampled_N, max_tokens_N).tolist() == [lengths.left(*turn) for turn in turns]
+    counts_4N = np.zeros((4, 8), np.int64)
+    for column, (sampled, most, preemptions) in enumerate(turns):
+        counts_4N[:, column] = 100 + sampled - 7, sampled - 7, most, preemptions
+    assert lengths.growths(counts_4N, len(turns), 7, 3).tolist() == [
+        [100 + sampled, lengths.left(sampled, most) if preemptions < 3 else max(most - sampled, 0), 0]
+        for sampled, most, preemptions in turns
+    ]
 
 
 def test_returns_are_learned_from_those_that_came_back() -> None:
