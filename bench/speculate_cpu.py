@@ -11,7 +11,8 @@ Each piece of work runs on two engines over the same weights, one with `engine.s
 `SLICE` seconds of each: so what the machine does meanwhile hits both. Which of them goes first alternates. Both sample the same
 ids, and the script stops if they do not. A round is as many pieces as take the plain engine `--seconds`. Rounds are of engines
 that have run for a while: the first pieces, `--warm-up` seconds of them, are a figure of their own, in which a gate learns what
-its drafts are worth. `--pairs` times both engines are made anew, for a gate may learn something else. A line gives the median
+its drafts are worth. `--pairs` times both engines are made anew, now one first and now the other, for a gate may
+learn something else, and memory that an engine got may be a per cent or two slower as long as it lives. A line gives the median
 of off/on over the rounds of all pairs with a 95 % bootstrap interval, by the wall's time and by this process's CPU time (engine
 threads and the models' own; nothing else runs in it), the median of each pair, that of the warm-ups, and proposed and accepted
 length. With `--same` both engines are `off`: what the machine makes of nothing.
@@ -269,9 +270,11 @@ class Counts(NamedTuple):
 class Pair:
     """Two engines, and the pieces of work that both have done."""
 
-    def __init__(self, name: str, model: str, work: Work, draft: str, *, same: bool) -> None:
+    def __init__(self, name: str, model: str, work: Work, draft: str, *, same: bool, number: int) -> None:
         self.name, self.work, self.pieces, self.slices = name, work, 0, 0
-        self.cores = {"on": engine(model, "off" if same else "on", draft), "off": engine(model, "off")}
+        speculate = {"on": "off" if same else "on", "off": "off"}
+        order = sorted(speculate, reverse=number % 2 == 0)  # who is made first gets other memory
+        self.cores = {which: engine(model, speculate[which], draft) for which in order}
 
     def run(self, least: float) -> dict[str, Spent]:
         """Pieces until the plain engine has worked so many seconds; what both took."""
@@ -322,6 +325,7 @@ class Measured(NamedTuple):
 def measure(pair: Pair, rounds: int, seconds: float, warm_up: float) -> Measured:
     """The first piece compiles and is not counted."""
     pair.run(1e-9)
+    gc.unfreeze()
     gc.collect()
     gc.freeze()
     spent = pair.run(warm_up)
@@ -398,10 +402,10 @@ def main() -> None:
         if options.only in name:
             pairs = [
                 measure(
-                    Pair(name, model, work, options.draft, same=options.same),
+                    Pair(name, model, work, options.draft, same=options.same, number=number),
                     options.rounds, options.seconds, options.warm_up,
                 )
-                for _ in range(options.pairs)
+                for number in range(options.pairs)
             ]  # fmt: skip
             print(line(name, pairs), flush=True)
 

@@ -9,7 +9,8 @@ unless a step's drafts save 3 %.
 *Whether at all.* There is a purse: half a per cent of the time, and what drafts saved, counted when they stood and not when
 they promised to. All that was done for drafts is paid from it: looks for them, a model's passes, and their rows. When it is
 empty nobody looks until there is enough for several looks in a row (chances come in clusters), and meanwhile a step costs what
-it costs without speculation. So whatever drafts promise, no more is lost than that half per cent.
+it costs without speculation. So whatever drafts promise, no more is lost than that half per cent, and what the purse holds when
+they cease to pay: the time of ten steps at most.
 
 What the gate knows does not grow old: one step in 64 is plain though drafts would pay, and two ids of each draft are verified
 though they would not, ever more rarely, down to once in 512 steps. The purse pays for that too.
@@ -25,26 +26,24 @@ from math import inf
 from typing import NamedTuple
 
 from agentrt.engine.speculate.survival import Survival
-from agentrt.engine.speculate.times import SMOOTH, Curve, StepTimes
+from agentrt.engine.speculate.times import OUTLIER, SMOOTH, Curve, StepTimes
 
 OFF_UNDER = 1.03
 """The time of plain decoding over that with drafts."""
 REGRET = 0.005
 """Of the time, that speculation may have cost."""
-PUT_BY = 5.0
+PUT_BY = 10.0
 """Plain steps, at most, that the purse keeps of what was saved: from then on a gate that was right may be wrong."""
 IN_A_ROW = 16.0
 """Looks for which there must be enough before the next one, once the purse was empty; the time of a plain step at most."""
 DISTURBS = 2.0
 """Times its own time is what a look costs: the step after it finds less of its memory in the caches."""
-LONGEST_SLEEP = 128
-"""Plain steps, after a look or a step that took long because something was compiled in it, say."""
 PLAIN_EVERY = 64
 """Steps after which one is plain."""
 FIRST_PROBE, PROBE_EVERY = 2, 512
 """Steps after which drafts are verified that do not seem to pay; twice as many after each time, up to `PROBE_EVERY`."""
 PROBE_LENGTH = 2
-TIMED_EVERY = 16
+TIMED_EVERY = 4
 """Plain steps of which one is timed while the gate sleeps: even that little is felt in a step of half a millisecond."""
 PACE_KEPT = 0.98
 """Of the pace, at each look."""
@@ -87,10 +86,10 @@ def saved_by_an_id(requests: int, times: StepTimes, even: float) -> float:
     Its own row takes what steps take longer for each request, and no less than a drafted row. The rest is everybody's, and is
     saved as far as everybody gains.
     """
-    step, (_, drafted_row) = times.plain.about(requests), times.drafted.parts()
+    step = times.plain.about(requests)
     slope = (step - times.plain.of(1)) / (requests - 1) if requests > 1 else 0.0
     share = step / requests
-    own = min(max(slope, drafted_row), share)
+    own = min(max(slope, times.row()), share)
     return own + even * (share - own)
 
 
@@ -103,8 +102,8 @@ class Gate:
         """Of a draft model, for one id of each of so many sequences."""
         self.kinds: dict[str, Survival] = defaultdict(Survival)
         """Drafts that are accepted alike."""
-        self.purse = inf
-        """Seconds that drafts may cost still; at first as many as there may be."""
+        self.purse = 0.0
+        """Seconds that drafts may cost still."""
         self._enough = 0.0
         """In the purse for the next look: nothing, or, once it was empty, something for several looks."""
         self._look = inf
@@ -116,9 +115,9 @@ class Gate:
         self._looks = self._requests = 0
         self._steps = self._unverified = self._probe_after = 0
         self._is_probe = False
-        self._plain, self._gain, self._own_seconds = NOTHING, 0.0, 0.0
+        self._plain, self._gain, self._own_seconds, self._stolen = NOTHING, 0.0, 0.0, 0.0
         """Of a step of as many requests as in the last look: what it takes without drafts, and what an id saves. What was done
-        for drafts in this step, beside it."""
+        for drafts in this step, beside it, and what of that was something else's doing, by its length."""
 
     def wakes(self) -> bool:
         """Whether to look for drafts for the next step. Call once a step."""
@@ -133,21 +132,23 @@ class Gate:
         self._is_probe = not self.times.drafted.is_known or self._unverified >= self._probe_after
         if self._is_probe:
             return Terms(0.0, 1.0, min(longest, PROBE_LENGTH))
-        return Terms(self.times.drafted.parts()[1], self._gain / self._pace, longest)
+        return Terms(self.times.row(), self._gain / self._pace, longest)
 
     def saves(self, ids: float, rows: int, passes: float = 0.0) -> float:
         """Seconds of a step in whose drafts so many ids will stand; a draft model takes `passes` seconds for them."""
-        return self._gain * ids - self.times.drafted.of(rows) - passes
+        return self._gain * ids - self.times.added(rows) - passes
 
     def pays(self, ids: float, rows: int, passes: float = 0.0) -> bool:
         """Whether to verify these drafts."""
-        least = (OFF_UNDER - 1) * (self._plain + self.times.drafted.of(rows) + passes)
+        least = (OFF_UNDER - 1) * (self._plain + self.times.added(rows) + passes)
         return rows > 0 and (self._is_probe or self.saves(ids, rows, passes) >= least)
 
     def note_look(self, seconds: float) -> None:
         """A look for drafts took so long."""
-        self._look = min(seconds, (1 + SMOOTH) * self._look)
+        usual = min(seconds, (1 + SMOOTH) * self._look)
         self._own_seconds += seconds
+        self._stolen += seconds - (min(seconds, OUTLIER * usual) if self._look < inf else 0.0)  # the first one compiles
+        self._look = usual
 
     def note_passes(self, count: int, length: int, seconds: float) -> None:
         """A draft model's drafts of so many sequences, of `length` ids each, took so long."""
@@ -159,6 +160,8 @@ class Gate:
 
         Of the drafts `accepted` ids stood.
         """
+        if not self.times.plain.is_known:
+            self.purse = PUT_BY * seconds
         self._steps += 1
         self._unverified += 1
         self.purse += REGRET * seconds
@@ -167,14 +170,14 @@ class Gate:
         is_timed = drafted or self._own_seconds or not self.times.plain.is_known
         if is_timed or self._steps % TIMED_EVERY == 0:
             self.times.note(requests, drafted, seconds - self._own_seconds, prompt_rows)
-        self._own_seconds = 0.0
+        self._own_seconds = self._stolen = 0.0
 
     def _account(self, drafted: int, accepted: int) -> None:
         """Pay for the drafts of a step, and take what they saved."""
-        cost, gain = self.times.drafted.of(drafted) + DISTURBS * self._own_seconds, self._gain * accepted
+        cost, gain = self.times.added(drafted) + DISTURBS * (self._own_seconds - self._stolen), self._gain * accepted
         self._pace = PACE_KEPT * self._pace + (1 - PACE_KEPT) * (self._plain + gain) / (self._plain + cost)
-        least, most = -LONGEST_SLEEP * REGRET * self._plain, PUT_BY * self._plain
-        self.purse = min(max(self.purse + gain - cost, least), most)
+        room = max(PUT_BY * self._plain - self.purse, 0.0)
+        self.purse = max(self.purse + min(gain - cost, room), -self._plain)
         self._enough = 0.0 if self.purse >= 0 else min(IN_A_ROW * DISTURBS * self._look, self._plain)
         if drafted:
             self._unverified = 0

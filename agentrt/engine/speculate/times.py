@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from agentrt_kernels.compiled import ordered
 
 SMOOTH = 0.05
-"""What one measurement changes."""
+"""What one measurement changes; more while there are few."""
 FIRST = 4
 """Measurements of which the shortest counts: the first ones compile, and fill caches."""
 KEPT = 0.98
@@ -59,7 +59,7 @@ class Curve:
         if times < FIRST:
             mean_seconds = min(mean_seconds, seconds)
         else:
-            mean_seconds += SMOOTH * (seconds - mean_seconds)
+            mean_seconds += max(SMOOTH, 1 / (times - FIRST + 2)) * (seconds - mean_seconds)
         mean_count += SMOOTH * (count - mean_count)
         self._measured[half_octave] = _Point(times + 1, mean_count, mean_seconds)
         if times < FIRST or times % RENEWED == 0:
@@ -185,6 +185,14 @@ class StepTimes:
     def is_known(self) -> bool:
         """What drafts add to a step, and what there is without them."""
         return self.plain.is_known and self.drafted.is_known
+
+    def row(self) -> float:
+        """What a drafted row adds; no less than a row of a prompt, which needs no logits."""
+        return max(self.drafted.parts()[1], self.prompts.parts()[1] if self.prompts.is_known else 0.0)
+
+    def added(self, drafted: int) -> float:
+        """What so many drafted rows add."""
+        return max(self.drafted.of(drafted), drafted * self.row())
 
     def note(self, requests: int, drafted: int, seconds: float, prompt_rows: int = 0) -> None:
         """A step took so long, in which so many requests decoded. What rows add is known only once what they add to is."""
