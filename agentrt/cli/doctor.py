@@ -5,7 +5,6 @@ import platform
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -141,15 +140,12 @@ def _sandbox() -> Iterator[Finding]:
 
 
 def _kernels() -> Iterator[Finding]:
-    import agentrt_kernels
+    from agentrt_kernels.layers.cpu import compiled_in
 
-    [folder] = map(Path, agentrt_kernels.__path__)
-    named = {path.parent.name for path in folder.glob("*/cpu.py")}
-    compiled = {path.parents[1].name for path in folder.glob("*/__pycache__/*.nbi")}
-    yield Finding(
-        "kernels", f"compiled: {', '.join(sorted(compiled)) or 'none'}, in {folder}",
-        "the first run compiles the others, for up to a minute" if named - compiled else "",
-    )  # fmt: skip
+    if folder := compiled_in():
+        yield Finding("kernels", f"compiled, in {folder}")
+    else:
+        yield Finding("kernels", "not compiled yet", "the first run compiles them, for up to a minute")
 
 
 def _extras() -> Iterator[Finding]:

@@ -11,6 +11,11 @@ bit (one row of a strided array counts as contiguous, two do not), so everything
 OpenMP layer sets the thread count of torch's OpenMP too (they share a symbol), its work queue aborts the process when
 two engines launch at once, and either triples the time to compile.
 
+**What a first run compiles** is kept small. LLVM optimises a function again in every function that it is part of, so what has
+one caller is part of it by numba (`inline="always"`), but for the large ones: there numba copies more than LLVM saves. Each
+function of numpy is compiled too, where a loop does; so is a function once more for an argument that is written as a number
+or a truth (numba takes `0` for a type, and not `np.int64(0)`).
+
 numba's cache of compiled code looks at the file of the outer function only: after a change here, touch the kernels'
 files.
 """
@@ -30,11 +35,11 @@ from torch import Tensor
 SPREAD_ABOVE_NANOSECONDS = 300_000
 """A call with less work stays in its thread: to hand work over costs about 50 microseconds."""
 
-ordered = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
-inner = partial(ordered, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+ordered = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, no_cfunc_wrapper=True)
+inner = partial(ordered, no_cpython_wrapper=True)
 """`ordered`, for what compiled code alone calls (from Python the process would crash): what takes Python's objects apart is
 a third of all that there is to compile."""
-reducing = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract", "reassoc"})
+reducing = partial(inner, fastmath={"contract", "reassoc"})
 
 
 def array(tensor: Tensor) -> Any:
@@ -86,7 +91,7 @@ def _pool() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-@ordered()
+@inner()
 def exp32(x: Any) -> Any:
     """e^x in float32 within 1 ulp or so (Cephes), written so that loops over it become vector code; 0 below -87."""
     n = np.floor(x * np.float32(1.4426950408889634) + np.float32(0.5))
@@ -103,20 +108,20 @@ def exp32(x: Any) -> Any:
     return np.float32(0.0) if x < np.float32(-87.0) else y * power
 
 
-@ordered()
+@inner()
 def ordered_bits(bits: Any) -> Any:
     """A float32's bits as an integer in the floats' order, and back: it is its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@ordered()
+@inner()
 def sigmoid32(x: Any) -> Any:
     """1 / (1 + e^-x) in float32, for any x."""
     small = exp32(-abs(x))  # at most 1, so nothing overflows
     return (np.float32(1.0) if x >= 0 else small) / (np.float32(1.0) + small)
 
 
-@ordered()
+@inner()
 def exp64(x: Any) -> Any:
     """e^x in float64 for x <= 0, as `exp32` is written; 0 below -708."""
     shifted = x * 1.4426950408889634 + 6755399441055744.0  # 1.5 * 2^52: the sum's low bits are the nearest integer

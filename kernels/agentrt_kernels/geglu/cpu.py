@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, ordered, sigmoid32, spread
+from agentrt_kernels.compiled import array, inner, ordered, sigmoid32, spread
 
 
 def geglu(gate_up_NE: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def _geglu(first: int, last: int, gate_up_NE: Any, out_NF: Any) -> None:
         geglu_row(gate_up_NE[n], out_NF[n])
 
 
-@ordered()
+@inner()
 def geglu_row(gate_up_E: Any, out_F: Any) -> None:
     """One row."""
     width = out_F.shape[0]

@@ -8,6 +8,7 @@ Suffixes beyond the operations' own: L layers, G cache groups, A kinds of rotary
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +88,7 @@ class _Work(NamedTuple):
     mixed_NE: Floats
     """The same memory."""
     y_ND: Floats
+    """What is added to the sum before the next norm."""
     gate_up_NE: Floats
     gated_NF: Floats
     out_MD: Floats
@@ -113,7 +115,8 @@ def run_layers(
     mixed_NHD = new(rows, heads, size)
     work = _Work(
         residual_ND, new(rows, hidden), new(rows, padded_width((heads + 2 * places.kv_heads) * size)),
-        new(rows, heads, size), mixed_NHD, mixed_NHD.reshape(rows, heads * size), new(rows, padded_width(hidden)),
+        new(rows, heads, size), mixed_NHD, mixed_NHD.reshape(rows, heads * size),
+        np.zeros((rows, padded_width(hidden)), dtype=np.float32),  # which the first norm adds
         new(rows, padded_width(2 * inner)), new(rows, inner), new(len(out_rows_M), hidden),
         new(len(out_rows_M), padded_width(vocab)), np.array(tapped, dtype=np.int64), new(len(tapped), rows, hidden),
     )  # fmt: skip
@@ -124,15 +127,21 @@ def run_layers(
     return work.logits_MV, work.taps_KND
 
 
+def compiled_in() -> Path | None:
+    """The folder in which numba keeps the call, compiled for some kind of weights and pages; None if it never was."""
+    folder, line = Path(_run.stats.cache_path or ""), _run.py_func.__code__.co_firstlineno
+    return folder if any(folder.glob(f"*._run-{line}.*.nbi")) else None
+
+
 @ordered()
 def _run(counters: Any, work: Any, weights: Any, places: Any, out_rows_M: Any) -> None:
     layers, x_ND, y_ND = weights.places_L4.shape[0], work.x_ND, work.y_ND
     group = work.q_NHD.shape[1] // places.kv_heads
     lines = places.attention_heads * places.attention_rows * group
     scratch = attention_scratch(lines, work.q_NHD.shape[2], places.page_size)
-    phase = _norm(counters, 0, False, y_ND, work.residual_ND, weights.norms_L4D[0, 0], weights.eps, x_ND)
+    phase = _norm(counters, np.int64(0), y_ND, work.residual_ND, weights.norms_L4D[0, 0], weights.eps, x_ND)
     for layer in range(layers):
-        phase = _tap(counters, phase, layer, False, work)
+        phase = _tap(counters, phase, layer, layers, work)
         norms_4D, at_4 = weights.norms_L4D[layer], weights.places_L4[layer]
         phase = _product(counters, phase, x_ND, weights.panels, at_4[0], work.qkv_NE)
         phase = _turn(counters, phase, layer, work, weights, places)
@@ -140,7 +149,7 @@ def _run(counters: Any, work: Any, weights: Any, places: Any, out_rows_M: Any) -
         phase = _product(counters, phase, work.mixed_NE, weights.panels, at_4[1], y_ND)
         if weights.has_out_norms:
             phase = _norm_in_place(counters, phase, y_ND, norms_4D[1], weights.eps)
-        phase = _norm(counters, phase, True, y_ND, work.residual_ND, norms_4D[2], weights.eps, x_ND)
+        phase = _norm(counters, phase, y_ND, work.residual_ND, norms_4D[2], weights.eps, x_ND)
         phase = _product(counters, phase, x_ND, weights.panels, at_4[2], work.gate_up_NE)
         phase = _gate(counters, phase, work, weights.is_gelu)
         phase = _product(counters, phase, work.gated_NF, weights.panels, at_4[3], y_ND)
@@ -148,14 +157,14 @@ def _run(counters: Any, work: Any, weights: Any, places: Any, out_rows_M: Any) -
             phase = _norm_in_place(counters, phase, y_ND, norms_4D[3], weights.eps)
         if layer + 1 < layers:
             norm_D = weights.norms_L4D[layer + 1, 0]
-            phase = _norm(counters, phase, True, y_ND, work.residual_ND, norm_D, weights.eps, x_ND)
-    phase = _tap(counters, phase, layers, True, work)
+            phase = _norm(counters, phase, y_ND, work.residual_ND, norm_D, weights.eps, x_ND)
+    phase = _tap(counters, phase, layers, layers, work)
     phase = _norm_out(counters, phase, work, weights, out_rows_M)
-    _product(counters, phase, work.out_MD, weights.head, 0, work.logits_MV)
+    _product(counters, phase, work.out_MD, weights.head, np.int64(0), work.logits_MV)
 
 
 @inner()
-def _tap(counters: Any, phase: int, number: int, is_last: bool, work: Any) -> int:
+def _tap(counters: Any, phase: int, number: int, layers: int, work: Any) -> int:
     """Copy the hidden states after so many layers, if they are wanted. What the last one adds is not in the sum yet."""
     rows, size = work.residual_ND.shape
     for k in range(work.tapped_K.shape[0]):
@@ -167,7 +176,7 @@ def _tap(counters: Any, phase: int, number: int, is_last: bool, work: Any) -> in
                 if going:
                     for d in range(size):
                         work.taps_KND[k, n, d] = work.residual_ND[n, d] + (
-                            work.y_ND[n, d] if is_last else np.float32(0.0)
+                            work.y_ND[n, d] if number == layers else np.float32(0.0)
                         )
                     finish(counters, phase)
             phase = wait(counters, phase, rows)
@@ -175,7 +184,7 @@ def _tap(counters: Any, phase: int, number: int, is_last: bool, work: Any) -> in
 
 
 @inner()
-def _product(counters: Any, phase: int, x_NI: Any, panels: Any, panels_at: int, out_NO: Any) -> int:
+def _product(counters: Any, phase: int, x_NI: Any, panels: Any, panels_at: Any, out_NO: Any) -> int:
     """A thread takes its next stretch before it begins with one, to know what to read ahead."""
     width = out_NO.shape[1]
     stretch = panels_of_stretch(x_NI.shape[0], width)
@@ -192,17 +201,14 @@ def _product(counters: Any, phase: int, x_NI: Any, panels: Any, panels_at: int, 
 
 
 @inner()
-def _norm(
-    counters: Any, phase: int, adds: bool, y_ND: Any, residual_ND: Any, weight_D: Any, eps: Any, x_ND: Any
-) -> int:
+def _norm(counters: Any, phase: Any, y_ND: Any, residual_ND: Any, weight_D: Any, eps: Any, x_ND: Any) -> int:
     rows, size = x_ND.shape
     while True:
         n = take(counters, phase, rows)
         if n < 0:
             return wait(counters, phase, rows)
-        if adds:
-            for d in range(size):
-                residual_ND[n, d] += y_ND[n, d]
+        for d in range(size):
+            residual_ND[n, d] += y_ND[n, d]
         norm_row(residual_ND[n], weight_D, eps, x_ND[n])
         finish(counters, phase)
 
@@ -218,7 +224,7 @@ def _norm_in_place(counters: Any, phase: int, y_ND: Any, weight_D: Any, eps: Any
         finish(counters, phase)
 
 
-@inner()
+@inner(inline="always")
 def _norm_out(counters: Any, phase: int, work: Any, weights: Any, out_rows_M: Any) -> int:
     rows, size = work.out_MD.shape
     while True:
@@ -232,7 +238,7 @@ def _norm_out(counters: Any, phase: int, work: Any, weights: Any, out_rows_M: An
         finish(counters, phase)
 
 
-@inner()
+@inner(inline="always")
 def _turn(counters: Any, phase: int, layer: int, work: Any, weights: Any, places: Any) -> int:
     rows, heads, size = work.q_NHD.shape
     kv_heads, page_size = places.kv_heads, places.page_size
@@ -263,7 +269,7 @@ def _turn(counters: Any, phase: int, layer: int, work: Any, weights: Any, places
         finish(counters, phase)
 
 
-@inner()
+@inner(inline="always")
 def _attend(counters: Any, phase: int, layer: int, work: Any, weights: Any, places: Any, scratch: Any) -> int:
     group, depth, window = weights.facts_L4[layer, 1], weights.facts_L4[layer, 2], weights.facts_L4[layer, 3]
     rows, together = places.attention_rows, places.attention_heads
@@ -280,7 +286,7 @@ def _attend(counters: Any, phase: int, layer: int, work: Any, weights: Any, plac
         finish(counters, phase)
 
 
-@inner()
+@inner(inline="always")
 def _gate(counters: Any, phase: int, work: Any, is_gelu: bool) -> int:
     rows = work.gated_NF.shape[0]
     while True:

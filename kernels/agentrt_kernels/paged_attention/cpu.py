@@ -86,11 +86,15 @@ def attention_scratch(lines: int, size: int, page_size: int) -> Any:
     """What a thread works in: queries, sums, scores, peaks and totals of the lines; keys as columns; padded values."""
     keys, wide = block_pages(page_size) * page_size, (size + PANEL - 1) // PANEL * PANEL
     across = (keys + PANEL - 1) // PANEL * PANEL
+    columns, values = np.empty(size * PANEL, dtype=np.float32), np.empty(keys * wide, dtype=np.float32)
+    for i in range(columns.shape[0]):
+        columns[i] = np.float32(0.0)
+    for i in range(values.shape[0]):
+        values[i] = np.float32(0.0)
     return (
         np.empty((lines, size), dtype=np.float32), np.empty((lines, wide), dtype=np.float32),
         np.empty((lines, across), dtype=np.float32), np.empty(lines, dtype=np.float32),
-        np.empty((lines, WIDTH), dtype=np.float32), np.zeros(size * PANEL, dtype=np.float32),
-        np.zeros(keys * wide, dtype=np.float32),
+        np.empty((lines, WIDTH), dtype=np.float32), columns, values,
     )  # fmt: skip
 
 
@@ -99,7 +103,7 @@ def block_pages(page_size: int) -> int:
     return max(1, KEYS // page_size)
 
 
-@inner(inline="always")
+@inner()
 def attend_task(
     task: int, rows: int, together: int, q_NHD: Any, positions_N: Any, table_of_N: Any, tables_SP: Any, pool: Any,
     page_size: int, page_stride: int, layer_offset: int, kv_stride: int, kv_heads: int, window: int, out_NHD: Any,
@@ -119,12 +123,17 @@ def attend_task(
             for g in range(group):
                 for d in range(size):
                     q_LD[line + g, d] = q_NHD[n, head + g, d] * scale
-    sums_LD.fill(np.float32(0.0))
-    peaks_L.fill(np.float32(-np.inf))
-    totals_LW.fill(np.float32(0.0))
+    for line in range(sums_LD.shape[0]):
+        peaks_L[line] = np.float32(-np.inf)
+        for d in range(sums_LD.shape[1]):
+            sums_LD[line, d] = np.float32(0.0)
+        for lane in range(WIDTH):
+            totals_LW[line, lane] = np.float32(0.0)
     block = block_pages(page_size) * page_size
-    first = _first_key(positions_N[start:stop].min(), window) // block * block
-    for at in range(first, positions_N[start:stop].max() + 1, block):
+    lowest = highest = positions_N[start]
+    for n in range(start + 1, stop):
+        lowest, highest = min(lowest, positions_N[n]), max(highest, positions_N[n])
+    for at in range(_first_key(lowest, window) // block * block, highest + 1, block):
         n = start
         while n < stop:
             end = n + 1
@@ -135,9 +144,9 @@ def attend_task(
                 for j in range(together):
                     k_offset = layer_offset + (first_head + j) * page_size * size
                     _attend_block(
-                        n - start, end - start, j * rows * group, group, at, block, positions_N[start:stop],
-                        tables_SP[table_of_N[n]], pool, page_size, page_stride, k_offset, k_offset + kv_stride, window,
-                        tables_SP[table_of_N[following]], next_at - at, positions_N[following] + 1, scratch,
+                        n, end, (j * rows - start) * group, group, at, block, positions_N, tables_SP, table_of_N[n], pool,
+                        page_size, page_stride, k_offset, k_offset + kv_stride, window, table_of_N[following], next_at - at,
+                        positions_N[following] + 1, scratch,
                     )  # fmt: skip
             n = end
     for j in range(together):
@@ -173,26 +182,27 @@ def _shares(
 
 @inner(inline="always")
 def _attend_block(
-    begin: int, end: int, base: int, group: int, at: int, block: int, positions_R: Any, table_P: Any, pool: Any,
-    page_size: int, page_stride: int, k_offset: int, v_offset: int, window: int, next_P: Any, further: int,
+    begin: int, end: int, base: int, group: int, at: int, block: int, positions_N: Any, tables_SP: Any, table: int,
+    pool: Any, page_size: int, page_stride: int, k_offset: int, v_offset: int, window: int, next_table: int, further: int,
     next_reach: int, scratch: Any,
 ) -> None:  # fmt: skip
-    """Add the keys of the block from `at` on to the running softmax of the rows `begin` to `end` of a task.
+    """Add the keys of the block from `at` on to the running softmax of the rows `begin` to `end`.
 
-    `base` is the first line of the KV head. The keys that come next, `further` on by the table `next_P`, are read ahead.
+    A row's first line of the KV head is `base` + row * `group`. The keys that come next, `further` on by the table
+    `next_table`, are read ahead.
     """
     q_LD, sums_LD, scores_LT, peaks_L, totals_LW, keys, values = scratch
     size, wide, across = q_LD.shape[1], sums_LD.shape[1], scores_LT.shape[1]
     line, lines = base + begin * group, (end - begin) * group
     first, reach = at + block, at
     for r in range(begin, end):
-        first, reach = min(first, _first_key(positions_R[r], window)), max(reach, positions_R[r] + 1)
+        first, reach = min(first, _first_key(positions_N[r], window)), max(reach, positions_N[r] + 1)
     first, last = max(first, at), min(reach, at + block)
     piece = first
     while piece < last:
         stop = _piece_end(piece, last, at, page_size)
         page, token = piece // page_size, piece % page_size
-        place = np.int64(table_P[page]) * page_stride + k_offset
+        place = np.int64(tables_SP[table, page]) * page_stride + k_offset
         _fetch(pool, place - k_offset + v_offset + token * size, (stop - piece) * size)
         _turn_keys(pool, place, token, stop - piece, page_size, size, (piece - at) % PANEL, keys)
         piece = stop
@@ -201,20 +211,24 @@ def _attend_block(
             multiply(lines, q_LD, line * size, size, keys, 0, PANEL, size, scores_LT, line * across + panel, across, 0)
     lowest, beyond = (first - at) // WIDTH * WIDTH, (last - at + WIDTH - 1) // WIDTH * WIDTH
     for r in range(begin, end):
-        mine, to = max(_first_key(positions_R[r], window), at) - at, min(positions_R[r] + 1, at + block) - at
+        mine, to = max(_first_key(positions_N[r], window), at) - at, min(positions_N[r] + 1, at + block) - at
         if mine > lowest or to < beyond:
             for one in range(base + r * group, base + (r + 1) * group):
-                scores_LT[one, lowest:mine].fill(np.float32(-np.inf))
-                scores_LT[one, to:beyond].fill(np.float32(-np.inf))
+                for t in range(lowest, mine):
+                    scores_LT[one, t] = np.float32(-np.inf)
+                for t in range(to, beyond):
+                    scores_LT[one, t] = np.float32(-np.inf)
     _weigh(scores_LT, line, line + lines, lowest, beyond, peaks_L, totals_LW, sums_LD)
     in_place = wide == size and lines < MANY_LINES
     piece = first
     while piece < last:
         stop = _piece_end(piece, last, at, page_size)
         page, token = piece // page_size, piece % page_size
-        place = np.int64(table_P[page]) * page_stride + v_offset + token * size
+        place = np.int64(tables_SP[table, page]) * page_stride + v_offset + token * size
         if piece + further < next_reach:
-            following = np.int64(next_P[(piece + further) // page_size]) * page_stride + k_offset + token * size
+            following = (
+                np.int64(tables_SP[next_table, (piece + further) // page_size]) * page_stride + k_offset + token * size
+            )
             _fetch(pool, following, (stop - piece) * size)
         if in_place:
             x_at = line * across + piece - at
@@ -225,7 +239,7 @@ def _attend_block(
         else:
             for t in range(stop - piece):
                 to = (piece - first + t) * wide
-                _widen(pool, place + t * size, values[to : to + size])
+                _widen(pool, place + t * size, size, values, to)
         piece = stop
     if not in_place:
         x_at = line * across + first - at
@@ -234,9 +248,9 @@ def _attend_block(
 
 
 @inner()
-def _widen(pool: Any, place: Any, out_D: Any) -> None:
-    for d in range(out_D.shape[0]):
-        out_D[d] = read(pool, place + d)
+def _widen(pool: Any, place: Any, size: int, out: Any, to: int) -> None:
+    for d in range(size):
+        out[to + d] = read(pool, place + d)
 
 
 @inner()

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, ordered, reducing
+from agentrt_kernels.compiled import array, inner, ordered, reducing
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
@@ -31,7 +31,7 @@ def sum_of_squares(x_D: Any) -> Any:
     return total
 
 
-@ordered()
+@inner()
 def norm_row(x_D: Any, weight_D: Any, eps: Any, out_D: Any) -> None:
     """One row; `out_D` may be `x_D`."""
     size = x_D.shape[0]

@@ -57,7 +57,7 @@ def _sample(
         _sample_row(logits_BV[row][:vocab_size], rules, row, seeds_B[row], positions_B[row], drawn, x_V, w_V)
 
 
-@inner()
+@inner(inline="always")
 def _sample_row(logits_V: Any, rules: Any, row: int, seed: Any, position: int, drawn: Any, x_V: Any, w_V: Any) -> None:
     peak, total, raw_peak, raw_total = _process(logits_V, rules, row, x_V, w_V)
     if not (math.isfinite(peak) and math.isfinite(total)):
@@ -109,7 +109,7 @@ def _most_likely(w_V: Any, top_K: Any) -> int:
     return found
 
 
-@inner()
+@inner(inline="always")
 def _process(logits_V: Any, rules: Any, row: int, x_V: Any, w_V: Any) -> Any:
     """The logits, edited, in `x_V`, and their weights in `w_V`; largest value and sum of weights, edited and untouched."""
     peak = _peak(logits_V)
@@ -123,7 +123,7 @@ def _process(logits_V: Any, rules: Any, row: int, x_V: Any, w_V: Any) -> Any:
     return peak, total, raw_peak, raw_total
 
 
-@inner()
+@inner(inline="always")
 def _temper_and_cut(x_V: Any, peak: float, total: float, w_V: Any, rules: Any, row: int) -> Any:
     """Leave in `w_V` what is sampled from; the mass of all ids and that of the kept ones, the most likely id's being 1.
 
@@ -157,8 +157,9 @@ def _edit(x_V: Any, rules: Any, row: int) -> float:
             presence = rules.presence_penalty_B[row] if rules.counts_E[e] > 0 else 0.0
             x_V[token] = x - presence - rules.frequency_penalty_B[row] * rules.counts_E[e]
     peak = -math.inf
-    for v in range(x_V.shape[0]):
-        peak = max(peak, x_V[v])
+    for x in x_V:
+        if x > peak:
+            peak = x
     return peak
 
 
@@ -209,7 +210,9 @@ def _bin(w: float) -> Any:
 @inner()
 def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
     """Keep the first ids of the ranking, at most `count` and until `mass` stands before an id; the mass kept."""
-    count_of, mass_of = np.zeros(BINS, dtype=np.int64), np.zeros(BINS, dtype=np.float64)
+    count_of, mass_of = np.empty(BINS, dtype=np.int64), np.empty(BINS, dtype=np.float64)
+    for b in range(BINS):
+        count_of[b], mass_of[b] = 0, 0.0
     for v in range(w_V.shape[0]):
         b = _bin(w_V[v])
         count_of[b] += 1
@@ -220,7 +223,7 @@ def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
         before += mass_of[cut]
         cut += 1
     tied = np.empty(count_of[cut], dtype=np.int64)
-    found = 0
+    found = np.int64(0)
     for v in range(w_V.shape[0]):
         b = _bin(w_V[v])
         if b == cut and w_V[v] > 0.0:
@@ -235,14 +238,14 @@ def _keep_ranked(w_V: Any, count: int, mass: float) -> float:
         before += w_V[tied[0]]
         found -= 1
         tied[0] = tied[found]
-        _sift(tied, w_V, 0, found)
+        _sift(tied, w_V, np.int64(0), found)
     for v in tied[:found]:
         w_V[v] = 0.0
     return before
 
 
 @inner()
-def _sift(heap: Any, w_V: Any, root: int, size: int) -> None:
+def _sift(heap: Any, w_V: Any, root: Any, size: Any) -> None:
     """Put the id at `root` in its place in a heap whose top is the first in the ranking."""
     while True:
         child = 2 * root + 1
@@ -266,7 +269,9 @@ def _race(w_V: Any, seed: Any, position: int) -> int:
     """The winner of the race, argmax w / E. Most ids are out before a logarithm is taken, as -log(u) > 1 - u."""
     best, winner = 0.0, -1
     words_4L, products_2L = np.empty((4, LANES), dtype=np.uint64), np.empty((2, LANES), dtype=np.uint64)
-    u_I, none_I = np.empty(4 * LANES, dtype=np.float64), np.full(4 * LANES, 1.0 - SHORTEST_RACE)
+    u_I, none_I = np.empty(4 * LANES, dtype=np.float64), np.empty(4 * LANES, dtype=np.float64)
+    for i in range(4 * LANES):
+        none_I[i] = 1.0 - SHORTEST_RACE
     for start in range(0, w_V.shape[0], 4 * LANES):
         w_I = w_V[start : start + 4 * LANES]
         if _hopeful(w_I, none_I, best) == 0:

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, ordered, sigmoid32, spread
+from agentrt_kernels.compiled import array, inner, ordered, sigmoid32, spread
 
 
 def swiglu(gate_up_NE: Tensor) -> Tensor:
@@ -20,7 +20,7 @@ def _swiglu(first: int, last: int, gate_up_NE: Any, out_NF: Any) -> None:
         swiglu_row(gate_up_NE[n], out_NF[n])
 
 
-@ordered()
+@inner()
 def swiglu_row(gate_up_E: Any, out_F: Any) -> None:
     """One row."""
     width = out_F.shape[0]
