@@ -7,12 +7,13 @@ while they stand often enough (`survival.py`) to bring what they cost, at the pa
 unless a step's drafts save 3 %.
 
 *Whether at all.* There is a purse: half a per cent of the time, and what drafts saved, counted when they stood and not when
-they promised to. All that was done for drafts is paid from it: looks for them, a model's passes, and their rows. When it is
-empty nobody looks until there is enough for several looks in a row (chances come in clusters), and meanwhile a step costs what
-it costs without speculation. So whatever drafts promise, no more is lost than that half per cent, and what the purse holds when
-they cease to pay: the time of ten steps at most.
+they promised to. From it is paid what a step took longer than a plain one, if anything was done for drafts in it: looks for
+them, a model's passes, their rows, and all that these disturb. When it is empty nobody looks until there is enough for
+several looks in a row (chances come in clusters), and meanwhile a step costs what it costs without speculation. So whatever
+drafts promise, no more is lost than that half per cent, and what the purse holds when they cease to pay: the time of ten
+steps at most. Plain steps are timed when nobody looked, for a look leaves the caches colder.
 
-What the gate knows does not grow old: one step in 64 is plain though drafts would pay, and two ids of each draft are verified
+What the gate knows does not grow old: one step in 32 is plain though drafts would pay, and two ids of each draft are verified
 though they would not, ever more rarely, down to once in 512 steps. The purse pays for that too.
 
 Whether an id is likely comes from past acceptances of its kind only, a kind being what the proposer saw *before* it chose.
@@ -34,11 +35,9 @@ REGRET = 0.005
 """Of the time, that speculation may have cost."""
 PUT_BY = 10.0
 """Plain steps, at most, that the purse keeps of what was saved: from then on a gate that was right may be wrong."""
-IN_A_ROW = 16.0
+IN_A_ROW = 32.0
 """Looks for which there must be enough before the next one, once the purse was empty; the time of a plain step at most."""
-DISTURBS = 2.0
-"""Times its own time is what a look costs: the step after it finds less of its memory in the caches."""
-PLAIN_EVERY = 64
+PLAIN_EVERY = 32
 """Steps after which one is plain."""
 FIRST_PROBE, PROBE_EVERY = 2, 512
 """Steps after which drafts are verified that do not seem to pay; twice as many after each time, up to `PROBE_EVERY`."""
@@ -165,20 +164,29 @@ class Gate:
         self._steps += 1
         self._unverified += 1
         self.purse += REGRET * seconds
-        if drafted or self._own_seconds:
-            self._account(drafted, accepted)
-        is_timed = drafted or self._own_seconds or not self.times.plain.is_known
-        if is_timed or self._steps % TIMED_EVERY == 0:
+        is_plain = not drafted and not self._own_seconds
+        if not is_plain:
+            self._account(drafted, accepted, self._cost(drafted, seconds, prompt_rows))
+        if drafted or not self.times.plain.is_known or (is_plain and self._steps % TIMED_EVERY == 0):
             self.times.note(requests, drafted, seconds - self._own_seconds, prompt_rows)
         self._own_seconds = self._stolen = 0.0
 
-    def _account(self, drafted: int, accepted: int) -> None:
-        """Pay for the drafts of a step, and take what they saved."""
-        cost, gain = self.times.added(drafted) + DISTURBS * (self._own_seconds - self._stolen), self._gain * accepted
-        self._pace = PACE_KEPT * self._pace + (1 - PACE_KEPT) * (self._plain + gain) / (self._plain + cost)
+    def _cost(self, drafted: int, seconds: float, prompt_rows: int) -> float:
+        """Of what was done for drafts in a step: what it took beyond a plain one. Beside a prompt, whose rows take what they
+        take, it is what drafted rows add mostly.
+        """
+        known = self._own_seconds + self.times.added(drafted)
+        if prompt_rows:
+            return known - self._stolen
+        return min(seconds - self._stolen, OUTLIER * (self._plain + known)) - self._plain
+
+    def _account(self, drafted: int, accepted: int, cost: float) -> None:
+        """Pay what drafts cost in a step, and take what they saved."""
+        gain = self._gain * accepted
+        self._pace = PACE_KEPT * self._pace + (1 - PACE_KEPT) * (self._plain + gain) / max(self._plain + cost, NOTHING)
         room = max(PUT_BY * self._plain - self.purse, 0.0)
         self.purse = max(self.purse + min(gain - cost, room), -self._plain)
-        self._enough = 0.0 if self.purse >= 0 else min(IN_A_ROW * DISTURBS * self._look, self._plain)
+        self._enough = 0.0 if self.purse >= 0 else min(IN_A_ROW * self._look, self._plain)
         if drafted:
             self._unverified = 0
             if self._is_probe and self.times.drafted.is_known:
