@@ -1,4 +1,4 @@
-"""Lets the tests of this folder, and of those in it, import their helper `driving`."""
+"""Lets the tests of this folder, and of those in it, import their helpers `driving` and `talks`."""
 
 import sys
 from pathlib import Path
