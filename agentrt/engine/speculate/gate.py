@@ -10,8 +10,9 @@ unless a step's drafts save 3 %.
 they promised to. From it is paid what a step took longer than a plain one, if anything was done for drafts in it: looks for
 them, a model's passes, their rows, and all that these disturb. When it is empty nobody looks until there is enough for
 several looks in a row (chances come in clusters), and meanwhile a step costs what it costs without speculation. So whatever
-drafts promise, no more is lost than that half per cent, and what the purse holds when they cease to pay: the time of ten
-steps at most. Plain steps are timed when nobody looked, for a look leaves the caches colder.
+drafts promise, no more is meant to be lost than that half per cent, and what the purse holds when they cease to pay: the
+time of ten steps at most (what was lost is in docs/benchmarks.md: 2 % where it is most). Plain steps are timed when nobody
+looked, for a look leaves the caches colder.
 
 What the gate knows does not grow old: one step in 32 is plain though drafts would pay, and two ids of each draft are verified
 though they would not, ever more rarely, down to once in 512 steps. The purse pays for that too.
