@@ -32,8 +32,9 @@ import torch
 from llvmlite import ir
 from torch import Tensor
 
-SPREAD_ABOVE_NANOSECONDS = 300_000
-"""A call with less work stays in its thread: to hand work over costs about 50 microseconds."""
+SPREAD_ABOVE_NANOSECONDS = 3_000_000
+"""A call with less work stays in its thread. To hand work over takes some 50 microseconds, and where the system wakes the other
+thread on this one's core, as it did in up to six of ten calls on a machine of two, there is nothing in it for milliseconds."""
 
 ordered = partial(numba.njit, cache=True, nogil=True, error_model="numpy", fastmath={"contract"}, no_cfunc_wrapper=True)
 inner = partial(ordered, no_cpython_wrapper=True)
@@ -57,12 +58,14 @@ def declared(builder: Any, name: str, returned: Any, *arguments: Any) -> Any:
     return ir.Function(builder.module, ir.FunctionType(returned, arguments), name) if found is None else found
 
 
+def threads_for(nanoseconds: float) -> int:
+    """How many threads share so much work."""
+    return torch.get_num_threads() if nanoseconds >= SPREAD_ABOVE_NANOSECONDS else 1
+
+
 def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: Any) -> None:
     """`kernel(first, last, *args)` over all tasks, cut among torch's number of threads if it is much work."""
-    threads = min(torch.get_num_threads(), tasks)
-    if threads < 2 or nanoseconds < SPREAD_ABOVE_NANOSECONDS:
-        kernel(0, tasks, *args)
-        return
+    threads = max(min(threads_for(nanoseconds), tasks), 1)
     cuts = [tasks * thread // threads for thread in range(threads + 1)]
     others = [_pool().submit(kernel, cuts[thread], cuts[thread + 1], *args) for thread in range(1, threads)]
     kernel(0, cuts[1], *args)
@@ -70,16 +73,16 @@ def spread(kernel: Callable[..., None], tasks: int, nanoseconds: float, *args: A
         other.result()
 
 
-def together(kernel: Callable[..., None], *args: Any) -> None:
-    """`kernel(*args)` in each of torch's number of threads at once; it deals its work among them (`deal.py`).
+def together(kernel: Callable[..., None], threads: int, *args: Any) -> None:
+    """`kernel(*args)` in so many threads at once; it deals its work among them (`deal.py`).
 
-    It has returned in this thread when all is done. One that had not begun by then is not waited for.
+    It has returned in this thread when all is done. Another one that came late may still be on its way through and finds
+    nothing to do. It is not waited for, since to be woken by it takes longer.
     """
-    others = [_pool().submit(kernel, *args) for _ in range(torch.get_num_threads() - 1)]
+    others = [_pool().submit(kernel, *args) for _ in range(threads - 1)]
     kernel(*args)
     for other in others:
-        if not other.cancel():
-            other.result()
+        other.cancel()
 
 
 @cache

@@ -47,7 +47,7 @@ class Stack:
         widths = config.num_heads, config.head_dim, config.intermediate_size, config.vocab_size
         taps = {} if taps is None else taps
         logits, taps_KND = run_layers(
-            residual_ND.numpy(), self._weights, places, out_rows_M.numpy(), widths, torch.get_num_threads(), tuple(taps)
+            residual_ND.numpy(), self._weights, places, out_rows_M.numpy(), widths, tuple(taps)
         )
         taps.update(zip(taps, torch.from_numpy(taps_KND), strict=True))
         return torch.from_numpy(logits)[:, : config.vocab_size]

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt_kernels.compiled import inner, ordered, together
+from agentrt_kernels.compiled import inner, ordered, threads_for, together
 from agentrt_kernels.deal import finish, new_counters, take, wait
 from agentrt_kernels.geglu.cpu import geglu_row
-from agentrt_kernels.paged_attention.cpu import attend_task, attention_scratch, size_of_task
-from agentrt_kernels.product.cpu import Panels, multiply_panels, padded_width, panels_of_stretch
+from agentrt_kernels.paged_attention.cpu import attend_task, attention_nanoseconds, attention_scratch, size_of_task
+from agentrt_kernels.product.cpu import Panels, multiply_panels, padded_width, panels_of_stretch, product_nanoseconds
 from agentrt_kernels.product.tile import PANEL
 from agentrt_kernels.rms_norm.cpu import norm_row
 from agentrt_kernels.rotary.cpu import norm_heads, turn_row
@@ -99,7 +99,7 @@ class _Work(NamedTuple):
 
 def run_layers(
     residual_ND: Floats, weights: Weights, places: Places, out_rows_M: Ints, widths: tuple[int, int, int, int],
-    threads: int, tapped: Sequence[int] = (),
+    tapped: Sequence[int] = (),
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """The logits for `out_rows_M`, as wide as the panels of the head. `residual_ND`, the embeddings, is overwritten.
 
@@ -120,10 +120,13 @@ def run_layers(
         new(rows, padded_width(2 * inner)), new(rows, inner), new(len(out_rows_M), hidden),
         new(len(out_rows_M), padded_width(vocab)), np.array(tapped, dtype=np.int64), new(len(tapped), rows, hidden),
     )  # fmt: skip
+    layers = len(weights.places_L4)
+    attention = layers * attention_nanoseconds(mixed_NHD.shape, places.positions_N)
+    threads = threads_for(product_nanoseconds(rows, weights.panels) + attention)
     task_rows, task_heads = size_of_task(rows, places.kv_heads, threads)
     places = places._replace(attention_rows=task_rows, attention_heads=task_heads)
-    counters = new_counters(PHASES * len(weights.places_L4) + 3 + len(tapped))
-    together(_run, counters, work, weights, places, out_rows_M)
+    counters = new_counters(PHASES * layers + 3 + len(tapped))
+    together(_run, threads, counters, work, weights, places, out_rows_M)
     return work.logits_MV, work.taps_KND
 
 

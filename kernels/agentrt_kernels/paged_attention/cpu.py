@@ -53,13 +53,17 @@ def paged_attention(
     out_NHD = q_NHD.new_empty(q_NHD.shape)
     positions = array(positions_N)
     rows, heads = size_of_task(q_NHD.shape[0], layout.kv_heads, torch.get_num_threads())
-    multiplications = 2 * q_NHD.shape[1] * q_NHD.shape[2] * int(positions.sum())
     spread(
-        _attend, -(-q_NHD.shape[0] // rows) * (layout.kv_heads // heads), 0.03 * multiplications,
+        _attend, -(-q_NHD.shape[0] // rows) * (layout.kv_heads // heads), attention_nanoseconds(q_NHD.shape, positions),
         rows, heads, array(q_NHD), positions, array(table_of_N), array(tables_SP), array(pool), layout.page_size,
         layout.page_stride, layer * layout.layer_stride, layout.kv_stride, layout.kv_heads, window, array(out_NHD),
     )  # fmt: skip
     return out_NHD
+
+
+def attention_nanoseconds(shape_NHD: tuple[int, ...], positions_N: Any) -> float:
+    """What attention of such queries at such positions takes one thread, about."""
+    return 0.03 * 2 * shape_NHD[1] * shape_NHD[2] * int(positions_N.sum())
 
 
 def size_of_task(rows: int, kv_heads: int, threads: int) -> tuple[int, int]:

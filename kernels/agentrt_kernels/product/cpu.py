@@ -50,11 +50,15 @@ def product(x_NI: Tensor, panels: Panels, outputs: int) -> Tensor:
     rows = x_NI.shape[0]
     out_NO = x_NI.new_empty(rows, padded_width(outputs))
     if rows:
-        nanoseconds = max(0.1 * panels.nbytes, 0.04 * rows * panels.size)
         stretch = panels_of_stretch(rows, padded_width(outputs))
         count = -(-out_NO.shape[1] // (PANEL * stretch))
-        spread(_stretches, count, nanoseconds, stretch, array(x_NI), panels, out_NO.numpy())
+        spread(_stretches, count, product_nanoseconds(rows, panels), stretch, array(x_NI), panels, out_NO.numpy())
     return out_NO[:, :outputs]
+
+
+def product_nanoseconds(rows: int, panels: Panels) -> float:
+    """What a product of so many rows takes one thread, about: to read the weight, or to multiply."""
+    return max(0.1 * panels.nbytes, 0.04 * rows * panels.size)
 
 
 @ordered()

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agentrt.engine.model.decoder import Decoder, OpsName, PagedKV
 from agentrt.engine.model.loader import load_model, read_weights
+from agentrt_kernels import compiled
 
 GEMMA3: dict[str, Any] = {
     "num_hidden_layers": 4, "head_dim": 16, "sliding_window": 6, "sliding_window_pattern": 2, "query_pre_attn_scalar": 16,
@@ -127,8 +128,9 @@ def test_a_latent_page_holds_one_vector_a_token(make_model: Any) -> None:
     assert layout.page_stride == 2 * 16 * 28
 
 
-def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any]) -> None:
+def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two engines' step threads, each with its own pool."""
+    monkeypatch.setattr(compiled, "SPREAD_ABOVE_NANOSECONDS", 0)
     folder, _ = make_model("Llama", tie_word_embeddings=True)
     decoders = [load(folder, "cpu"), load(folder, "cpu")]
     alone = run_chunks(decoders[0], [prompt(33)], 3)[0]
@@ -157,9 +159,10 @@ def one_forward(decoder: Decoder, ids: Tensor, taps: dict[int, Tensor | None]) -
 
 @pytest.mark.parametrize("name", ["llama-tied", "qwen2", "gemma3-all-kinds"])
 def test_layers_in_one_call_are_the_operations_one_by_one(
-    make_model: Any, run_chunks: Callable[..., Any], name: str
+    make_model: Any, run_chunks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """However many threads go through them: to the bit among themselves, and to rounding of the other."""
+    monkeypatch.setattr(compiled, "SPREAD_ABOVE_NANOSECONDS", 0)
     family, changes = MODELS[name]
     decoder, threads = load(make_model(family, **changes)[0], "cpu"), torch.get_num_threads()
     prompts = [prompt(37), prompt(19, seed=1)]

@@ -35,6 +35,7 @@ from agentrt.engine.speculate.gate import Terms
 from agentrt.engine.step import EngineCore
 from agentrt.engine.update import Update
 from agentrt.testing.toy import ToyRunner, hashed_logits
+from agentrt_kernels import compiled
 from agentrt_kernels.sample import cpu
 from agentrt_kernels.sample.rules import Rule, Rules
 
@@ -223,6 +224,7 @@ def test_row_41_ranks_that_see_the_same_rows_decide_alike(verifier: Verifier) ->
 
 def test_row_41_the_law_is_added_up_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row 41: the same bits whenever it is asked, with one thread and with several, in whatever place of the batch."""
+    monkeypatch.setattr(compiled, "SPREAD_ABOVE_NANOSECONDS", 0)
     rng = np.random.default_rng(0)
     logits_MV = (4 * rng.standard_normal((9, 4000))).astype(np.float32)
     rules, seeds_M, positions_M = [Rule(0.8, 50, 0.9, 0.01)] * 9, np.arange(9, dtype=np.uint64), np.arange(9)
