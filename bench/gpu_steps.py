@@ -24,7 +24,7 @@ from gpu_model import (
 
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
-from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.pages import PageCopies
 from agentrt.engine.kv.tiers import Direction
 from agentrt.engine.local import sized
 from agentrt.engine.model.decoder import Decoder, expected_shapes
@@ -127,8 +127,9 @@ def _swaps(model: Model, decode: Batch) -> Iterator[Line]:
     """Pages through the engine's own copier, alone and beside decode steps."""
     host, pool_pages = model.runner.host, model.runner.groups[0].num_pages
     count = min(host.pages[0], pool_pages)
-    copies = [PageCopy(0, page, count - 1 - page) for page in range(count)]  # backwards: no two of them are one copy
-    back = [PageCopy(0, target, source) for _, source, target in copies]
+    pages = list(range(count))
+    copies = [PageCopies(0, pages, pages[::-1])]  # backwards: no two of them are one copy
+    back = [PageCopies(0, pages[::-1], pages)]
     size, runs = count * host.page_bytes[0], 1 if DRY else 5
     for where, direction, jobs, best in (
         ("out", SAVE, copies, model.peaks.to_host), ("in", LOAD, back, model.peaks.to_device),
@@ -148,7 +149,7 @@ def _swaps(model: Model, decode: Batch) -> Iterator[Line]:
     yield Line(f"{model.name}: decode while swapping both ways", f"{slower:+.1%}, {len(beside)} steps", "3 %")
 
 
-def _copied(model: Model, direction: Direction, copies: list[PageCopy]) -> None:
+def _copied(model: Model, direction: Direction, copies: list[PageCopies]) -> None:
     assert model.runner.host.copier.start(direction, copies).wait(60)
 
 

@@ -31,6 +31,16 @@ def next_wake() -> float:
     return now() + (0.0 if counts.tasks_runnable else counts.seconds_to_next_deadline)
 
 
+def jump(seconds: float) -> None:
+    """In virtual time, move the loop's clock on without a sleep. Whoever does it knows that nobody else acts meanwhile."""
+    import trio
+    from trio.testing import MockClock
+
+    virtual = trio.lowlevel.current_clock()
+    assert isinstance(virtual, MockClock)
+    virtual.jump(seconds)
+
+
 def refuse_in_virtual_time(what: str) -> None:
     """Raise `RuntimeError` if the loop runs in virtual time: `what` (a thread, a process) takes real time."""
     if is_virtual():

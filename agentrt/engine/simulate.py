@@ -22,7 +22,7 @@ from agentrt.core.tokens import Floats, Ids
 from agentrt.engine.batch import Batch
 from agentrt.engine.forecast import IntArray
 from agentrt.engine.kv.group import size_groups
-from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.pages import PageCopies, PageCopy
 from agentrt.engine.kv.tiers import Direction, Event, Host
 from agentrt.engine.roster import Roster
 from agentrt.engine.sampler import Drawn, Logits
@@ -144,9 +144,8 @@ class VirtualCopier:
         self._now, self._page_bytes, self.bytes_per_second = now, page_bytes, bytes_per_second
         self._free_at: dict[Direction, float] = {"save": 0.0, "load": 0.0}
 
-    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> Event:
-        groups = [copy.group for copy in copies]
-        size = sum(groups.count(group) * page_bytes for group, page_bytes in enumerate(self._page_bytes))
+    def start(self, direction: Direction, copies: Sequence[PageCopies]) -> Event:
+        size = sum(len(some.sources) * self._page_bytes[some.group] for some in copies)
         begins = max(self._now(), self._free_at[direction])
         ends = self._free_at[direction] = begins + size / self.bytes_per_second
         return _VirtualEvent(self._now, ends)
@@ -220,17 +219,19 @@ class SimulatedCore(EngineCore):
     ) -> None:  # fmt: skip
         super().__init__(runner, spec, vocab_size=vocab_size, bytes_of=lambda _: b"", clock=runner.now)
         self._roofline, self._now, self._script, self._horizon = runner.roofline, runner.now, script, horizon
+        self.until = 0.0
+        """When somebody else acts, as of the last step."""
         self._says: dict[EngineSequence, Say] = {}
         self._roster = Roster(runner.page_size)
         self.cache.on_review = self._count_computed
 
     def step(self) -> list[EngineSequence]:
         """See `EngineCore.step`; as many as begin before anybody else acts, of which only the last one ends sequences."""
-        until, finished = self._horizon(), list[EngineSequence]()
+        self.until, finished = self._horizon(), list[EngineSequence]()
         while not finished:
-            leapt = self._leap(until)
+            leapt = self._leap(self.until)
             finished = super().step() if leapt is None else leapt
-            if self._now() >= until or self.is_idle:
+            if self._now() >= self.until or self.is_idle:
                 break
         return finished
 
@@ -379,6 +380,7 @@ class SimulatedEngine(EngineService):
 
     def __init__(self, core: SimulatedCore, info: EngineInfo, now: Ahead) -> None:
         super().__init__(core, info)
+        self.core: SimulatedCore = core
         self._now = now
         self._posted = anyio.Event()
 
@@ -404,6 +406,8 @@ class SimulatedEngine(EngineService):
 
     async def _step(self) -> None:
         """Step after step, as the step thread does; a bug ends every request with `EngineFailure`."""
+        is_alone = False
+        """It woke from its own sleep. Woken with others it would not be told that they are still to act."""
         try:
             while not self._is_closing or self._commands:
                 self._now.look()
@@ -412,9 +416,14 @@ class SimulatedEngine(EngineService):
                 if self.core.is_idle:
                     self._posted = anyio.Event()
                     await self._posted.wait()
+                    is_alone = False
                     continue
                 finished = self.core.step()
-                await anyio.sleep(self._now.take())
+                if is_alone and self._now() < self.core.until:
+                    clock.jump(self._now.take())
+                else:
+                    await anyio.sleep(self._now.take())
+                    is_alone = True
                 self._finish(finished)
         except Exception as error:  # a bug, of whatever kind: every request is told, and nobody waits for ever
             self._crash = error

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.pages import PageCopies, PageCopy, singly
 from agentrt.engine.kv.tiers import Direction
 
 POISON = -7
@@ -34,10 +34,10 @@ class FaultyCopier:
         """No copy ends any more, whoever waits for it."""
         self._jobs: dict[Direction, deque[FaultyEvent]] = {"save": deque(), "load": deque()}
 
-    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> "FaultyEvent":
-        self.started[direction] += copies
+    def start(self, direction: Direction, copies: Sequence[PageCopies]) -> "FaultyEvent":
+        self.started[direction] += singly(copies)
         looks = self.delay() if callable(self.delay) else self.delay
-        event = FaultyEvent(self, direction, list(copies), looks)
+        event = FaultyEvent(self, direction, singly(copies), looks)
         self._jobs[direction].append(event)
         return event
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.pages import PageCopies, PageCopy, singly
 from agentrt.engine.kv.tiers import Direction
 
 Arena = Sequence[NDArray[Any]]
@@ -59,9 +59,10 @@ class ThreadCopier:
             for direction in cast(list[Direction], ["save", "load"])
         }
 
-    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> "ThreadEvent":
-        work = self._threads[direction].submit(self._copy, direction, tuple(copies), self.mover.mark())
-        return ThreadEvent(work, len(copies))
+    def start(self, direction: Direction, copies: Sequence[PageCopies]) -> "ThreadEvent":
+        single = singly(copies)
+        work = self._threads[direction].submit(self._copy, direction, single, self.mover.mark())
+        return ThreadEvent(work, len(single))
 
     def close(self) -> None:
         for thread in self._threads.values():

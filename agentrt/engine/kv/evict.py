@@ -90,15 +90,13 @@ def _last(node: Node, tier: int) -> int:
 
 
 def _evict_tail(tree: RadixTree, node: Node, tier: int, count: int) -> int:
-    freed = 0
-    for index in range(_last(node, tier), -1, -1):
-        page = node.tables[tier][0][index]
-        if page == NONE:  # a copy that failed
-            continue
-        if freed == count or not _may_go(tree, node, tier, index):
-            break
-        freed += 1
-        for pool, row in zip(tree.pools[tier], node.tables[tier], strict=True):
+    row, freed = node.tables[tier][0], 0
+    end = first = _last(node, tier) + 1
+    while first and freed < count and (row[first - 1] == NONE or _may_go(tree, node, tier, first - 1)):
+        first -= 1
+        freed += row[first] != NONE  # a copy that failed has none
+    for pool, row in zip(tree.pools[tier], node.tables[tier], strict=True):
+        for index in range(first, end):
             if row[index] != NONE and pool.is_evictable(row[index]):
                 pool.uncache(row[index])
                 row[index] = NONE

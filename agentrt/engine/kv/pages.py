@@ -21,6 +21,19 @@ class PageCopy(NamedTuple):
     target: int
 
 
+class PageCopies(NamedTuple):
+    """Pages of one group whose KV is to be copied to as many others."""
+
+    group: int
+    sources: list[int]
+    targets: list[int]
+
+
+def singly(copies: Iterable[PageCopies]) -> list[PageCopy]:
+    """Each copy by itself."""
+    return [PageCopy(group, *ends) for group, *both in copies for ends in zip(*both, strict=True)]
+
+
 def away(page: int) -> int:
     """How a page of the host stands in a table beside pages of the device: below `NONE`. Its own inverse."""
     return -2 - page

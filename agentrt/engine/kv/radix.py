@@ -29,13 +29,14 @@ class Namespace(NamedTuple):
 
 
 class Node:
-    """A run of pages below `parent`. `end` counts the places from the root to the end of this run."""
+    """A run of pages below `parent`. Its places, counted from the root, go from `start` to `end`."""
 
-    __slots__ = ("children", "end", "ids", "parent", "tables", "used", "users")
+    __slots__ = ("children", "end", "ids", "parent", "start", "tables", "used", "users")
 
     def __init__(self, parent: "Node | None", ids: IntArray, tables: tuple[Rows, Rows], used: int, users: int) -> None:
         self.parent, self.ids, self.tables, self.used, self.users = parent, ids, tables, used, users
-        self.end: int = (parent.end if parent else 0) + len(tables[DEVICE][0])
+        self.start: int = parent.end if parent else 0
+        self.end: int = self.start + len(tables[DEVICE][0])
         self.children: dict[bytes, Node] = {}
 
     @property
@@ -46,11 +47,7 @@ class Node:
     @property
     def length(self) -> int:
         """Its places."""
-        return len(self.tables[DEVICE][0])
-
-    @property
-    def start(self) -> int:
-        return self.end - self.length
+        return self.end - self.start
 
     def path(self) -> "list[Node]":
         """The nodes from the one below the root to this one."""
@@ -204,7 +201,7 @@ class RadixTree:
         for node in self.nodes():
             rows = [row for table in node.tables for row in table]
             assert rows[0], "a node without places"
-            assert len({len(row) for row in rows}) == 1, "the rows of a node differ in length"
+            assert {len(row) for row in rows} == {node.length}, "the rows of a node differ in length"
             assert node.children or node.users or any(row[-1] != NONE for row in rows), (
                 "a branch ends with an empty place"
             )
@@ -312,7 +309,8 @@ class RadixTree:
         upper = Node(node.parent, node.ids[: at * self.page_size], (rows[0], rows[1]), node.used, node.users)
         node.parent.children[self._key(upper.ids, 0)] = upper
         rows = [[row[at:] for row in table] for table in node.tables]
-        node.ids, node.tables, node.parent = node.ids[at * self.page_size :], (rows[0], rows[1]), upper
+        node.ids, node.tables = node.ids[at * self.page_size :], (rows[0], rows[1])
+        node.parent, node.start = upper, upper.end
         upper.children[self._key(node.ids, 0)] = node
         return upper
 

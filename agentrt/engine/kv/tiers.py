@@ -14,11 +14,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, Self
 
 from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.lease import Lease
-from agentrt.engine.kv.pages import NONE, PageCopy, PagePool, away
+from agentrt.engine.kv.pages import NONE, PageCopies, PageCopy, PagePool, away, singly
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
 Direction = Literal["save", "load"]
@@ -38,7 +38,7 @@ class Event(Protocol):
 
     @property
     def failed(self) -> Collection[int]:
-        """Which copies came to nothing, by index; their targets hold anything. Known once it is done."""
+        """Which copies came to nothing, by index into all; their targets hold anything. Known once it is done."""
 
     @property
     def checksums(self) -> Sequence[int]:
@@ -54,7 +54,7 @@ class Copier(Protocol):
     bytes_per_second: float
     """One way. What is spent on a direction in one step follows from it."""
 
-    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> Event:
+    def start(self, direction: Direction, copies: Sequence[PageCopies]) -> Event:
         """Copy pages of the device to pages of the host (`save`) or back (`load`).
 
         The copies start after everything that was computed before this call, and jobs of one direction end in the order
@@ -80,20 +80,31 @@ class Job:
     """Copies under way, and where in the prefix cache each of their pages of the host belongs."""
 
     direction: Direction
-    copies: list[PageCopy] = field(default_factory=list)
-    places: list[tuple[Node, int]] = field(default_factory=list)
-    """A node at or below the place, and the place, counted from the root."""
-    generations: list[tuple[int, int]] = field(default_factory=list)
+    path: list[Node]
+    """With all of the places, the lowest first; splits leave the others above these."""
+    copies: list[PageCopies]
+    """One for each group."""
+    places: list[list[int]]
+    """Of the copies, by group, counted from the root; in order."""
     leases: list[Lease] = field(default_factory=list)
     """Those that a load brings pages to; those whose last pages a save copies."""
     event: Event = field(init=False)
+    generation: int = 0
     failed: bool = False
     """Some of its copies came to nothing."""
 
+    @classmethod
+    def empty(cls, direction: Direction, path: list[Node], groups: int) -> Self:
+        """A job to which copies are added."""
+        return cls(direction, path, [PageCopies(group, [], []) for group in range(groups)], [[] for _ in range(groups)])
+
+    def __len__(self) -> int:
+        return sum(map(len, self.places))
+
     def pages(self, tier: int, group: int) -> list[int]:
         """Its pages of one group on a tier."""
-        is_source = (self.direction == "save") == (tier == DEVICE)
-        return [copy.source if is_source else copy.target for copy in self.copies if copy.group == group]
+        copies, is_source = self.copies[group], (self.direction == "save") == (tier == DEVICE)
+        return copies.sources if is_source else copies.targets
 
 
 class HostTier:
@@ -171,19 +182,17 @@ class HostTier:
         `take(group, count)` gives pages of the device. They take their place in the table at once.
         """
         assert lease.anchor is not None
-        job = Job("load", leases=[lease])
-        nodes = [node for node in lease.anchor.path() for _ in range(node.length)]
-        wanted = [[place for place, page in enumerate(row) if page < NONE] for row in lease.table]
-        for pool, row, places in zip(self.pools, lease.table, wanted, strict=True):
-            pool.retain([away(row[place]) for place in places])
-        for group, (row, places) in enumerate(zip(lease.table, wanted, strict=True)):
-            targets = take(group, len(places)) if places else []
-            self.tree.pools[DEVICE][group].retain(targets)
-            for place, target in zip(places, targets, strict=True):
-                job.copies.append(PageCopy(group, away(row[place]), target))
-                job.places.append((nodes[place], place))
-                row[place] = target
-        lease.job = job
+        places = [[place for place, page in enumerate(row) if page < NONE] for row in lease.table]
+        sources = [[away(page) for page in row if page < NONE] for row in lease.table]
+        for pool, pages in zip(self.pools, sources, strict=True):
+            pool.retain(pages)
+        targets = [take(group, len(pages)) if pages else [] for group, pages in enumerate(sources)]
+        for pool, row, pages, at in zip(self.tree.pools[DEVICE], lease.table, targets, places, strict=True):
+            pool.retain(pages)
+            for place, page in zip(at, pages, strict=True):
+                row[place] = page
+        copies = [PageCopies(group, *ends) for group, ends in enumerate(zip(sources, targets, strict=True))]
+        lease.job = job = Job("load", _upwards(lease), copies, places, [lease])
         self._start(job)
 
     def pump(self, budget_bytes: float) -> None:
@@ -192,21 +201,22 @@ class HostTier:
             return
         pages = int(min(max(budget_bytes / max(self.page_bytes), 1), MOST_PAGES))
         while pages > 0 and self._queue and len(self._jobs["save"]) < JOBS_IN_FLIGHT:
-            job, lease = Job("save"), self._queue[0]
+            lease = self._queue[0]
+            job = Job.empty("save", _upwards(lease), len(self.pools))
             for node, place, group in islice(self._unsaved(lease), pages):
                 if not self._has(group, 1):
                     break
-                index = place - node.start
-                page, (target,) = node.tables[DEVICE][group][index], self.pools[group].take(1)
-                job.copies.append(PageCopy(group, page, target))
-                job.places.append((node, place))
+                page = node.tables[DEVICE][group][place - node.start]
+                job.copies[group].sources.append(page)
+                job.copies[group].targets.extend(self.pools[group].take(1))
+                job.places[group].append(place)
                 self.tree.pools[DEVICE][group].retain((page,))
                 self._saving[group].add(page)
-            if len(job.copies) < pages:  # all there is of it, or all there is room for
+            if len(job) < pages:  # all there is of it, or all there is room for
                 self._queue.popleft()
                 lease.is_queued = False
                 job.leases.append(lease)
-            pages -= max(len(job.copies), 1)
+            pages -= max(len(job), 1)
             self._start(job)
 
     def poll(self) -> list[Job]:
@@ -265,60 +275,75 @@ class HostTier:
         return count <= pool.num_free
 
     def _start(self, job: Job) -> None:
-        job.generations = self._generations(job)
-        job.event = self.copier.start(job.direction, job.copies) if job.copies else _Ended()
+        job.generation = self._generation(job)
+        job.event = self.copier.start(job.direction, job.copies) if len(job) else _Ended()
         self._jobs[job.direction].append(job)
 
     def _end(self, job: Job) -> None:
         """Let go of a job's pages. What was saved has its place on the host; what could not be loaded loses it."""
-        failed, host = self._failed(job), self.pools
-        assert self._generations(job) == job.generations, "a page was given away in the middle of a copy"
-        if job.direction == "save":
-            for index, ((group, page, other), (node, place)) in enumerate(zip(job.copies, job.places, strict=True)):
-                self._saving[group].discard(page)
-                if index not in failed:
-                    node, at = self.tree.locate(node, place)
-                    host[group].cache((other,))
-                    node.tables[HOST][group][at] = other
+        failed = self._failed(job)
+        assert self._generation(job) == job.generation, "a page was given away in the middle of a copy"
+        for copies, places in zip(job.copies, job.places, strict=True):
+            if job.direction == "save":
+                self._saving[copies.group].difference_update(copies.sources)
+                self._file(job.path, copies, places, failed)
         for tier, pools in enumerate(self.tree.pools):
             for group, pool in enumerate(pools):
                 pool.release(job.pages(tier, group))
         if job.direction == "load":
-            for index in failed:
-                (group, other, _), (node, place) = job.copies[index], job.places[index]
-                node, at = self.tree.locate(node, place)
-                if node.tables[HOST][group][at] == other:
-                    self._lose(node, group, at)
-        for node in {node for node, _ in job.places}:
+            self._lose(job, failed)
+        for node in job.path:
             self.tree.trim(node)
         job.failed = bool(failed)
         self.failed += len(failed)
 
-    def _generations(self, job: Job) -> list[tuple[int, int]]:
-        """Of the source and the target of each copy."""
-        device, host = self.tree.pools
-        sources, targets = (device, host) if job.direction == "save" else (host, device)
-        return [
-            (sources[group].generations[source], targets[group].generations[target])
-            for group, source, target in job.copies
-        ]
+    def _file(self, path: list[Node], copies: PageCopies, places: list[int], failed: Collection[PageCopy]) -> None:
+        """Put what was saved in its place on the host."""
+        group, saved = copies.group, list[int]()
+        for place, page, other in zip(places, copies.sources, copies.targets, strict=True):
+            if (group, page, other) not in failed:
+                node, at = self.tree.locate(path[0], place)
+                node.tables[HOST][group][at] = other
+                saved.append(other)
+        self.pools[group].cache(saved)
 
-    def _failed(self, job: Job) -> set[int]:
+    def _generation(self, job: Job) -> int:
+        """How often all of a job's pages were taken by now: another number once one of them is somebody else's."""
+        return sum(
+            sum(map(pool.generations.__getitem__, job.pages(tier, group)))
+            for tier, pools in enumerate(self.tree.pools)
+            for group, pool in enumerate(pools)
+        )
+
+    def _failed(self, job: Job) -> set[PageCopy]:
         """The copies of a job that came to nothing, those among them whose checksum is another than when it was saved."""
-        failed = set(job.event.failed)
-        for index, (copy, checksum) in enumerate(zip(job.copies, job.event.checksums, strict=False)):
+        indices, checksums = job.event.failed, job.event.checksums
+        if not (indices or checksums):
+            return set()
+        copies = singly(job.copies)
+        failed = {copies[index] for index in indices}
+        for copy, checksum in zip(copies, checksums, strict=False):
             if job.direction == "save":
                 self._checksums[copy.group, copy.target] = checksum
             elif self._checksums.get((copy.group, copy.source), checksum) != checksum:
-                failed.add(index)
+                failed.add(copy)
         return failed
 
-    def _lose(self, node: Node, group: int, at: int) -> None:
-        """The host's page at this place is no good, and nobody finds it any more."""
-        pool, row = self.pools[group], node.tables[HOST][group]
-        if pool.is_evictable(row[at]):  # another load from it will fail as well, and come here when it ends
-            pool.uncache(row[at])
-            row[at] = NONE
+    def _lose(self, job: Job, failed: Collection[PageCopy]) -> None:
+        """What failed to be loaded is no good on the host either, and nobody finds it there any more."""
+        for copy in failed:
+            group, page, _ = copy
+            place = job.places[group][job.copies[group].sources.index(page)]
+            node, at = self.tree.locate(job.path[0], place)
+            pool, row = self.pools[group], node.tables[HOST][group]
+            # Another load from it, if there is one, will fail as well, and come here when it ends.
+            if row[at] == page and pool.is_evictable(page):
+                pool.uncache(page)
+                row[at] = NONE
+
+
+def _upwards(lease: Lease) -> list[Node]:
+    return lease.anchor.path()[::-1] if lease.anchor else []
 
 
 class NoCopier:
@@ -326,7 +351,7 @@ class NoCopier:
 
     bytes_per_second = 0.0
 
-    def start(self, direction: Direction, copies: Sequence[PageCopy]) -> Event:
+    def start(self, direction: Direction, copies: Sequence[PageCopies]) -> Event:
         raise AssertionError("there is no host tier to copy to")
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agentrt.core.errors import UsageError
 from agentrt.engine.kv.copier import Moved, ThreadCopier
-from agentrt.engine.kv.pages import PageCopy
+from agentrt.engine.kv.pages import PageCopies, PageCopy
 
 pytest.importorskip("triton")
 
@@ -181,12 +181,12 @@ def test_bytes_there_and_back_by_kernel_and_by_driver(device: str, page_bytes: i
     cuda = EagerCuda()
     copier = ThreadCopier(CudaMover(pools, host, cuda), checks=True)
     assert len(cuda.registered) == 2
-    saved = copier.start("save", [PageCopy(1, 5, 0), PageCopy(0, 2, 1), PageCopy(0, 3, 2)])
+    saved = copier.start("save", [PageCopies(1, [5], [0]), PageCopies(0, [2, 3], [1, 2])])
     assert saved.wait(20)
     assert torch.equal(host[0][1:3], pools[0][2:4])
     assert torch.equal(host[1][0], pools[1][5])
     host[0][2, 0] ^= 1
-    loaded = copier.start("load", [PageCopy(1, 0, 0), PageCopy(0, 1, 4), PageCopy(0, 2, 5)])
+    loaded = copier.start("load", [PageCopies(1, [0], [0]), PageCopies(0, [1, 2], [4, 5])])
     assert loaded.wait(20)
     assert torch.equal(pools[0][4], before[0][2])
     assert torch.equal(pools[1][0], before[1][5])
