@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from agentrt.cli.isolation import report
+from agentrt.core import json
 from agentrt.core.errors import AgentrtError, UsageError
 from agentrt.env import tool as tools
 from agentrt.sandbox.permits import Permits
@@ -64,7 +65,7 @@ def call(
     """
     found = tools.tool(name)
     try:
-        request = msgspec.json.decode(arguments, type=dict[str, Any])
+        request = json.decode(arguments, dict[str, Any])
     except msgspec.DecodeError as error:
         raise UsageError(f"the arguments are no JSON object: {error}") from error
     refusal = found.refusal(request)

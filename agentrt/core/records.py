@@ -5,6 +5,7 @@ JSON (no NaN, no Infinity) in UTF-8, and only LF ends a record: characters such 
 record is one `write`, so a crash leaves at most one torn line, and only at the end.
 """
 
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -14,6 +15,7 @@ from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
 
+from agentrt.core import json
 from agentrt.core.errors import RecordError
 from agentrt.core.protocol import Completion
 from agentrt.core.tokens import Floats, Ids, Mask, Tokens
@@ -164,6 +166,16 @@ class EpisodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     quantized: tuple[str, ...] = ()
     """As in `EngineInfo`."""
 
+    def __post_init__(self) -> None:
+        lengths: dict[str, int] = {}
+        for branch in self.branches:
+            shared = branch.fork.at if branch.fork else 0
+            if branch.fork and not 0 <= shared <= lengths.get(branch.fork.branch, -1):
+                raise ValueError(f"branch {branch.name!r} shares {shared} ids that no branch before it has")
+            length = lengths[branch.name] = shared + len(branch.token_ids)
+            if not all(0 <= turn.start <= turn.end <= length for turn in branch.turns):
+                raise ValueError(f"branch {branch.name!r} has {length} ids, and a turn that is not within them")
+
     @property
     def key(self) -> tuple[str, int]:
         """Which episode this is an attempt of."""
@@ -197,7 +209,8 @@ def encode(record: Any) -> bytes:
 
 def decode(line: bytes, kind: type[T]) -> T:
     """The record on one line; raises `msgspec.DecodeError` (or `ValidationError`)."""
-    return msgspec.json.decode(line, type=kind, dec_hook=_from_builtin)
+    record: T = json.decode(line, kind, _from_builtin)
+    return record
 
 
 def read(path: Path, kind: type[T]) -> Iterator[T]:
@@ -211,7 +224,9 @@ def read(path: Path, kind: type[T]) -> Iterator[T]:
             except msgspec.DecodeError as error:
                 if not line.endswith(b"\n"):
                     return
-                raise RecordError(f"{path}, line {number}: not a record of ours: {error}") from error
+                raise RecordError(
+                    f"{path}, line {number}: not a record of ours: {error}; without that line the rest can be read"
+                ) from error
 
 
 def repair(path: Path, kind: type[Any]) -> Tail:
@@ -221,23 +236,20 @@ def repair(path: Path, kind: type[Any]) -> Tail:
     its LF. A broken line anywhere else raises `RecordError` with its number, and nothing is changed.
     """
     kept, end, start = 0, 0, 0
-    torn, needs_newline = b"", False
+    torn, needs_newline, broken = b"", False, ""
     with _opened(path) as file:
-        lines = list(_numbered(file))
-    for index, (number, line) in enumerate(lines):
-        start, rest = start + len(line), lines[index + 1 :]
-        if not line.strip():
-            continue
-        try:
-            decode(line, kind)
-        except msgspec.DecodeError as error:
-            if any(other.strip() for _, other in rest):
-                raise RecordError(
-                    f"{path}, line {number}: not a record of ours: {error}; nothing was changed"
-                ) from error
-            torn = line
-            break
-        kept, end, needs_newline = kept + 1, start, not line.endswith(b"\n")
+        for number, line in enumerate(file, start=1):
+            start += len(line)
+            if not line.strip():
+                continue
+            if broken:
+                raise RecordError(f"{broken}; nothing was changed; take the line out, and what it was runs again")
+            try:
+                decode(line, kind)
+            except msgspec.DecodeError as error:
+                torn, broken = line, f"{path}, line {number}: not a record of ours: {error}"
+            else:
+                kept, end, needs_newline = kept + 1, start, not line.endswith(b"\n")
     aside = _keep_aside(path, torn) if torn else None
     with path.open("r+b") as file:
         file.truncate(end)
@@ -248,7 +260,7 @@ def repair(path: Path, kind: type[Any]) -> Tail:
 
 
 class Appender(Generic[T]):
-    """Appends records to one file, one `write` each. A context manager."""
+    """Appends records to one file, one `write` each. A context manager; while it is open nobody else can have one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -256,6 +268,11 @@ class Appender(Generic[T]):
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise RecordError(f"{path}: cannot be opened for writing: {error.strerror}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self.close()
+            raise RecordError(f"{path}: another process writes to it; wait for it or stop it") from error
 
     def append(self, record: T) -> None:
         """Write one record; when this returns, the operating system has it. A full disk leaves no half record behind."""
@@ -268,7 +285,7 @@ class Appender(Generic[T]):
         except OSError as error:
             os.ftruncate(self._fd, size)
             raise RecordError(
-                f"{self.path}: cannot be written: {error.strerror}; the records before are whole"
+                f"{self.path}: cannot be written: {error.strerror}; the records before are whole: make room and go on"
             ) from error
 
     def close(self) -> None:
@@ -344,10 +361,6 @@ def _opened(path: Path) -> Any:
         raise RecordError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _numbered(file: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    yield from enumerate(file, start=1)
-
-
 def _keep_aside(path: Path, torn: bytes) -> Path:
     aside = path.with_name(path.name + ".torn")
     with aside.open("ab") as file:
@@ -366,5 +379,8 @@ def _to_builtin(value: Any) -> Any:
 
 def _from_builtin(kind: type, value: Any) -> Any:
     if kind in (Ids, Mask, Floats):
-        return kind(value)
+        try:
+            return kind(value)
+        except OverflowError as error:
+            raise ValueError(str(error)) from error
     raise TypeError(f"{kind.__name__} cannot be read from a record")

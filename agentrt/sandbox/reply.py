@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 
+from agentrt.core import json
 from agentrt.sandbox.capture import decode
 
 NOT_A_REPLY = 'the tool\'s reply is not one JSON line {"result": ...} or {"error": "..."}'
@@ -87,14 +88,14 @@ class Reply:
     def _hear_progress(self, line: bytes) -> None:
         if self._on_progress is not None:
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                self._on_progress(msgspec.json.decode(line, type=Progress))
+                self._on_progress(json.decode(line, Progress))
 
 
 def read(line: bytes) -> Said:
     """One line of a tool's answer."""
     text, errors = decode(line)
     try:
-        value = msgspec.json.decode(text, type=dict[str, Any])
+        value = json.decode(text, dict[str, Any])
         is_error, said = ("error" in value), value["error"] if "error" in value else value["result"]
     except (msgspec.DecodeError, KeyError):
         return Said("tool_error", NOT_A_REPLY, errors)

@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
+from agentrt.core import json
 from agentrt.env.chat.message import Message, Role, ToolCall, Turn
 from agentrt.serve.requests import BadRequest
 
@@ -83,7 +84,7 @@ def to_choice(given: str | dict[str, Any] | None, tools: Sequence[FunctionTool])
     """`tool_choice` of a request; without tools there are no calls to report."""
     if isinstance(given, dict):
         name = given.get("function", {}).get("name", "") if isinstance(given.get("function"), dict) else ""
-        if name not in {tool.name for tool in tools}:
+        if name not in [tool.name for tool in tools]:
             raise BadRequest(f"tool_choice names {name!r}, which is not among the tools", param="tool_choice")
         return ToolChoice("named", name)
     if given in ("required", "none", "auto", None):
@@ -135,7 +136,7 @@ def _message(item: _Message, place: str, names: Mapping[str, str]) -> Message:
 
 def _call(call: _Call, place: str) -> ToolCall:
     try:
-        arguments = msgspec.json.decode(call.function.arguments or "{}")
+        arguments = json.decode(call.function.arguments or "{}")
     except msgspec.DecodeError as error:
         raise BadRequest(f"{place}.function.arguments is not JSON: {error}", param="messages") from error
     if not isinstance(arguments, dict):

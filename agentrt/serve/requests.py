@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agentrt.core import json
 from agentrt.core.errors import AgentrtError
 from agentrt.core.spec import SamplingParams, nearest
 
@@ -117,7 +118,7 @@ MAX_CHOICES = 128
 def read(body: bytes, kind: type[T]) -> T:
     """The request in a body, or a `BadRequest` that names the field."""
     try:
-        request = msgspec.json.decode(body, type=kind)
+        request: T = json.decode(body, kind)
     except msgspec.ValidationError as error:
         raise _explained(error, kind) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

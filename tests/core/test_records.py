@@ -138,6 +138,52 @@ def test_c49_a_broken_line_in_the_middle_is_named_and_nothing_changes(tmp_path: 
     assert path.read_bytes() == broken
 
 
+def damaged(change: dict[str, Any]) -> bytes:
+    """A line whose one branch has other fields."""
+    record = json.loads(records.encode(episode()))
+    record["branches"][0] |= change
+    return json.dumps(record).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"fork": {"branch": "other", "at": 1}}, "branch 'main' shares 1 ids that no branch before it has"),
+        ({"fork": {"branch": "main", "at": 0}}, "branch 'main' shares 0 ids that no branch before it has"),
+        ({"fork": {"branch": "other", "at": -1}}, "branch 'main' shares -1 ids that no branch before it has"),
+        (
+            {"turns": [{"start": 1, "end": 3, "seed": 0, "finish_reason": "stop"}]},
+            "branch 'main' has 2 ids, and a turn that is not within them",
+        ),
+        ({"token_ids": [1, 2**31]}, "signed integer is greater than maximum"),
+        ({"mask": [1, 128]}, "signed char is greater than maximum"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_none(tmp_path: Path, change: dict[str, Any], why: str) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(records.encode(episode()) + damaged(change))
+    with pytest.raises(
+        RecordError, match=f"line 2: not a record of ours: {why}.*without that line the rest can be read"
+    ):
+        list(records.read(path, EpisodeRecord))
+
+
+def test_a_fork_of_more_ids_than_there_are_is_no_record() -> None:
+    assert episode(branches=[branch(), branch("twin", fork=Fork("main", 2))])
+    line = records.encode(episode(branches=[branch(), branch("twin", ids=())]))
+    record = json.loads(line)
+    record["branches"][1]["fork"] = {"branch": "main", "at": 3}
+    with pytest.raises(msgspec.ValidationError, match="branch 'twin' shares 3 ids that no branch before it has"):
+        records.decode(json.dumps(record).encode(), EpisodeRecord)
+
+
+def test_a_line_that_is_nested_too_deeply_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n")
+    with pytest.raises(RecordError, match="line 1: not a record of ours: it is nested too deeply"):
+        list(records.read(path, EpisodeRecord))
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="No such file"):
         list(records.read(tmp_path / "none.jsonl", EpisodeRecord))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrt.sandbox.reply import Progress, Reply, Said
+from agentrt.sandbox.reply import NOT_A_REPLY, Progress, Reply, Said
 
 RESULT = b'{"result": 1}\n'
 
@@ -37,6 +37,12 @@ def test_hostile_progress_is_dropped_and_the_result_stands(value: str) -> None:
     assert said(f'{{"progress": {value}}}\n'.encode(), RESULT) == (Said("ok", "1"), [])
     if value != "1.5":
         assert said(f'{{"eta_s": {value}}}\n'.encode(), RESULT) == (Said("ok", "1"), [])
+
+
+def test_what_is_nested_too_deeply_is_no_reply() -> None:
+    nest = b"[" * 100_000 + b"]" * 100_000
+    assert said(b'{"result": ' + nest + b"}\n", cap=1_000_000) == (Said("tool_error", NOT_A_REPLY), [])
+    assert said(b'{"progress": ' + nest + b"}\n", RESULT, cap=1_000_000) == (Said("ok", "1"), [])
 
 
 def test_a_flood_of_progress_holds_no_memory() -> None:

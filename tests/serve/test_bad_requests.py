@@ -24,6 +24,11 @@ ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a
         ("chat/completions", ASK | {"max_tokens": 9999}, "do not fit the context"),
         ("chat/completions", ASK | {"response_format": {"type": "json_object"}}, "only type 'text' is served"),
         ("chat/completions", ASK | {"tool_choice": "required"}, "there are no tools"),
+        (
+            "chat/completions",
+            ASK | {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": ["f"]}}},
+            "tool_choice names ['f'], which is not among the tools",
+        ),
         ("chat/completions", {"messages": [{"role": "cat", "content": ""}]}, "messages[0]: Invalid enum value 'cat'"),
         (
             "chat/completions",
@@ -42,6 +47,19 @@ async def test_what_is_refused(path: str, body: dict[str, Any], says: str) -> No
     error = reply.json()["error"]
     assert says in error["message"]
     assert error["type"] == "invalid_request_error"
+
+
+async def test_what_is_nested_too_deeply() -> None:
+    nest = "[" * 100_000 + "]" * 100_000
+    body = ASK | {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": nest}}]}]}
+    async with standing(ScriptedEngine([[1]])) as up, httpx.AsyncClient() as http:
+        path = f"{up.url}/v1/chat/completions"
+        replies = [await http.post(path, content=f'{{"user": {nest}}}'), await http.post(path, json=body)]
+    assert [reply.status_code for reply in replies] == [400, 400]
+    assert [reply.json()["error"]["message"] for reply in replies] == [
+        "the body is not JSON: it is nested too deeply",
+        "messages[0].tool_calls[0].function.arguments is not JSON: it is nested too deeply",
+    ]
 
 
 async def test_no_json_a_long_body_and_a_wrong_session(monkeypatch: pytest.MonkeyPatch) -> None:
