@@ -183,7 +183,7 @@ async def _guarded(function: Callable[..., Awaitable[Any]], given: Any, deadline
     with anyio.CancelScope(deadline=deadline):
         try:
             return await function(given), None
-        except Exception as error:  # a grader's failure is a value, and this is where it becomes one
+        except (Exception, SystemExit) as error:  # a grader's failure is a value, and this is where it becomes one
             import structlog  # here, because it takes 0.2 s and `import agentrt` must not
 
             structlog.get_logger(__name__).info("reward_raised", function=function.__qualname__, exc_info=True)

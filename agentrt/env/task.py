@@ -17,3 +17,7 @@ class Task(msgspec.Struct, frozen=True):
     """What the rewards need and the model never sees."""
     files: dict[str, str] = {}
     """Texts by path, put into the episode's folder before its first turn, where its tools work."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.id, str):
+            raise TypeError(f"Task.id must be a string, not the {type(self.id).__name__} {self.id!r}")

@@ -141,6 +141,8 @@ class Agent:
 
     def _hear(self, messages: tuple[Message, ...]) -> None:
         for message in messages:
+            if not isinstance(message, Message):
+                raise TypeError(f"a message is a Message(role, content), not a {type(message).__name__}")
             message.content.encode()  # text that is no Unicode ends here, before it is in any record
         self.messages.extend(messages)
 

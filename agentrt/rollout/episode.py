@@ -157,7 +157,7 @@ class Episode:
     def stop(self, reason: StopReason) -> NoReturn:
         """See `agentrt.env.environment.Episode.stop`. The first reason counts."""
         self.require_running()
-        self.stop_reason = self.stop_reason or reason
+        self.stop_reason = self.stop_reason or StopReason(reason)
         raise EpisodeEnd
 
     def raise_if_ended(self) -> None:
@@ -174,6 +174,8 @@ class Episode:
     def opened(self, name: str, session: Session, messages: tuple[Message, ...], runner: ToolRunner) -> Agent:
         """A new agent over `session`, and `runner` if it is not the episode's; this episode enters and leaves them."""
         self.require_running()
+        if not isinstance(name, str):
+            raise TypeError(f"the name of an agent must be a string, not the {type(name).__name__} {name!r}")
         if name in self._agents:
             raise ValueError(f"the episode has an agent {name!r} already; branches of one episode have different names")
         if runner is not self.runner:

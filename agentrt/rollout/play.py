@@ -5,8 +5,8 @@
 
 Whatever ends the rollout ends it here. A limit or the environment's word raises `EpisodeEnd`, which no `except
 Exception` of the environment holds up; an exception of the environment, the engine or the sandbox becomes the record's
-`error`, the one place where that happens; cancellation from outside passes. What was sampled is in the record in every
-case.
+`error`, the one place where that happens (so does `SystemExit`: what one episode runs does not end the others);
+cancellation from outside passes. What was sampled is in the record in every case.
 """
 
 import math
@@ -141,7 +141,7 @@ async def _roll_out(episode: Episode) -> Failure | None:
             raise
         if rest is not None:
             return failure_of(rest)
-    except Exception as error:  # the one place where an episode's failure becomes a value
+    except (Exception, SystemExit) as error:  # the one place where an episode's failure becomes a value
         return failure_of(error)
     if wall.cancelled_caught:
         episode.stop_reason = episode.stop_reason or StopReason.WALL_TIME
@@ -157,7 +157,7 @@ async def _program(episode: Episode) -> None:
         episode.stop_reason = cut_by or StopReason.COMPLETED
 
 
-def failure_of(error: Exception) -> Failure:
+def failure_of(error: Exception | SystemExit) -> Failure:
     """Whose failure it was and what was raised; of a group its first, with the traceback of all."""
     stack = "".join(traceback.format_exception(error))
     while isinstance(error, ExceptionGroup):

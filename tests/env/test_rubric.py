@@ -66,6 +66,16 @@ async def test_one_null_component_makes_the_reward_null() -> None:
     assert (scores.rewards["first"].score, scores.rewards["second"].score, scores.metrics) == (0.5, None, {})
 
 
+async def test_a_grader_that_exits_gives_no_reward() -> None:
+    class Exits:
+        @reward
+        async def first(self, episode: Any) -> float:
+            raise SystemExit("the model's code said exit()")
+
+    scores = await Rubric(Exits()).score(EPISODE)
+    assert (scores.reward, scores.reason) == (None, "reward_raised: SystemExit: the model's code said exit()")
+
+
 async def test_a_subclass_may_redefine_or_unmark() -> None:
     class Redefined(Graded):
         async def first(self, episode: Any) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from agentrt import Environment, Limits, Message, StopReason, Task, metric, reward
 from agentrt.core import seeds
-from agentrt.core.records import EpisodeRecord, Rewrite, joined
+from agentrt.core.records import EpisodeRecord, Rewrite, decode, encode, joined
 from agentrt.env.chat.message import Turn
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
@@ -225,6 +225,60 @@ async def test_an_engine_failure_is_the_engines() -> None:
     assert record.error is not None
     assert (record.status, record.error.boundary, record.error.type) == ("error", "engine", "EngineFailure")
     assert (record.reward, record.reward_reason, record.stop_reason) == (None, "episode_failed", StopReason.ERROR)
+
+
+def unread(words: Any) -> Any:
+    """What the types forbid, as a user without a type checker gives it."""
+    return words
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        (lambda agent: agent.sample(unread("hello")), "a message is a Message(role, content), not a str"),
+        (lambda agent: agent.sample(unread({"role": "user"})), "a message is a Message(role, content), not a dict"),
+        (lambda agent: agent.episode.agent(unread(3)), "the name of an agent must be a string, not the int 3"),
+        (lambda agent: agent.fork(unread(3)), "the name of an agent must be a string, not the int 3"),
+        (lambda agent: agent.episode.stop(unread("enough")), "'enough' is not a valid StopReason"),
+        (lambda agent: Message(unread("robot"), "x"), "Message.role must be one of system, user, assistant, tool, not 'robot'"),
+        (lambda agent: Message("user", unread(7)), "Message.content must be a string, not int"),
+    ],
+)  # fmt: skip
+async def test_what_would_make_a_record_that_cannot_be_read_is_refused(does: Any, why: str) -> None:
+    class Wrong(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            given = does(agent)
+            if hasattr(given, "__await__"):
+                await given
+
+    record = await run_episode(stage(Wrong(), ScriptedEngine([])), TASK)
+    assert record.error is not None
+    assert (record.error.boundary, record.error.message) == ("environment", why)
+    assert decode(encode(record), EpisodeRecord) == record
+
+
+async def test_an_environment_that_exits_ends_its_own_episode() -> None:
+    class Exits(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            raise SystemExit(3)
+
+    record = await run_episode(stage(Exits(), ScriptedEngine([])), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.boundary, record.error.type) == ("error", "environment", "SystemExit")
+
+
+async def test_a_stop_reason_may_be_spelt() -> None:
+    class Stops(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.episode.stop(unread("no_progress"))
+
+    record = await run_episode(stage(Stops(), ScriptedEngine([])), TASK)
+    assert (record.stop_reason, record.truncated) == (StopReason.NO_PROGRESS, True)
+
+
+def test_the_id_of_a_task_is_a_string() -> None:
+    with pytest.raises(TypeError, match=r"Task\.id must be a string, not the int 3"):
+        Task(unread(3), ())
 
 
 async def test_a_fork_shares_the_prefix_and_differs_in_seed() -> None:

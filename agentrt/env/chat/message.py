@@ -1,6 +1,6 @@
 """What is said in a conversation: messages, tool calls, and the parsed turn of a model."""
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -8,6 +8,7 @@ from agentrt.core.protocol import FinishReason
 from agentrt.core.records import StopReason
 
 Role = Literal["system", "user", "assistant", "tool"]
+ROLES = get_args(Role)
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -29,6 +30,12 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True):
     calls: tuple[ToolCall, ...] = ()
     reasoning: str = ""
     call_id: str = ""
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise ValueError(f"Message.role must be one of {', '.join(ROLES)}, not {self.role!r}")
+        if not isinstance(self.content, str):
+            raise TypeError(f"Message.content must be a string, not {type(self.content).__name__}")
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
