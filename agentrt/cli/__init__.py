@@ -1,6 +1,7 @@
 """The command line. Errors are one sentence on standard error: exit code 2 for the user's, 1 for what failed."""
 
 import sys
+import traceback
 
 import typer
 
@@ -18,7 +19,7 @@ from agentrt.cli.run import run
 from agentrt.cli.serve import serve
 from agentrt.cli.sim import sim
 from agentrt.cli.tools import app as tools
-from agentrt.core.errors import AgentrtError, UsageError
+from agentrt.core.errors import AgentrtError, EnvironmentFailure, UsageError
 
 app = typer.Typer(
     name="agentrt", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -45,6 +46,9 @@ def main() -> None:
         app()
     except UsageError as error:
         _fail(error, 2)
+    except EnvironmentFailure as error:  # the user's code raised, so it is theirs to see where
+        traceback.print_exception(error.__cause__)
+        _fail(error, 1)
     except AgentrtError as error:
         _fail(error, 1)
     except KeyboardInterrupt:

@@ -36,7 +36,7 @@ class EpisodeError(AgentrtError, RuntimeError):
 
 
 class EnvironmentFailure(EpisodeError):
-    """The environment's own code raised."""
+    """The environment's own code raised, in an episode or before there is one. Then: exit code 1."""
 
     boundary = "environment"
 
@@ -59,6 +59,20 @@ class SandboxFailure(EpisodeError):
     """The sandbox itself failed (not the tool in it): infrastructure, never scored."""
 
     boundary = "sandbox"
+
+
+@contextmanager
+def users_code(what: str) -> Iterator[None]:
+    """Turn any exception of the user's code, outside of an episode, into an `EnvironmentFailure` with it as the cause.
+
+    `what` is what that code is. An `AgentrtError` passes unchanged: it names its own fix.
+    """
+    try:
+        yield
+    except AgentrtError:
+        raise
+    except Exception as error:
+        raise EnvironmentFailure(f"{what} raised {type(error).__name__}: {error}") from error
 
 
 @contextmanager

@@ -8,6 +8,7 @@ A subclass gives `tasks` and `@reward` functions; everything else has a default.
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol
 
+from agentrt.core.errors import UsageError
 from agentrt.core.records import CallRecord, StopReason
 from agentrt.core.tokens import Tokens
 from agentrt.env.chat.message import Message, ToolCall, Turn
@@ -129,7 +130,7 @@ class Environment:
 
     def tasks(self, split: str) -> AsyncIterator[Task]:
         """The tasks of a split, always the same ones in the same order; it may be endless."""
-        raise TypeError(f"{type(self).__name__} must define `async def tasks(self, split)`")
+        raise UsageError(f"{type(self).__name__} must define `async def tasks(self, split)`, which yields each Task")
 
     async def rollout(self, task: Task, agent: Agent) -> None:
         """One whole episode. Override it for full control; most environments override `step` or nothing."""

@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from agentrt.core.errors import UsageError
+from agentrt.core.errors import UsageError, users_code
 from agentrt.core.spec import nearest
 from agentrt.env.environment import Environment
 from agentrt.env.rubric import Rubric
@@ -61,7 +61,8 @@ def load(name: str, **arguments: Any) -> Environment:
         inspect.signature(kind).bind(*positional, **arguments)
     except TypeError as error:
         raise UsageError(f"environment {name}: {_asked_of(kind)}: {error}") from error
-    return kind(*positional, **arguments)
+    with users_code(f"environment {name}: {kind.__name__}"):
+        return kind(*positional, **arguments)
 
 
 def _asked_of(kind: type[Environment]) -> str:
@@ -91,7 +92,8 @@ def _found(name: str) -> object:
     """The class or module behind a name."""
     points = {point.name: point for point in entry_points(group=GROUP)}
     if name in points:
-        return points[name].load()
+        with users_code(f"environment {name}"):
+            return points[name].load()
     place, _, attribute = name.partition(":")
     is_file = place.endswith(".py") or os.sep in place
     module = _from_file(Path(place)) if is_file else _imported(place, points)
@@ -104,14 +106,16 @@ def _found(name: str) -> object:
 
 
 def _imported(path: str, points: Any) -> ModuleType:
-    """The module of that path. An ImportError inside it is its author's, and passes."""
-    try:
-        return importlib.import_module(path)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
-            raise
-    except (TypeError, ValueError):  # "..x", ""
-        pass
+    """The module of that path. What is missing inside of it is its author's to see."""
+    with users_code(f"environment {path}"):
+        try:
+            return importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+                raise
+        except (TypeError, ValueError):
+            if all(path.split(".")):  # it is not "..x" or "", which are no paths
+                raise
     raise UsageError(
         f"unknown environment {path!r}; {nearest(path, points)} (a module path or a file, x.py, is possible too)"
     )
@@ -125,7 +129,8 @@ def _from_file(path: Path) -> ModuleType:
         raise UsageError(f"{path}: not a Python file; an environment's file ends in .py")
     module = module_from_spec(spec)
     sys.modules.setdefault(spec.name, module)
-    spec.loader.exec_module(module)
+    with users_code(f"environment {path}"):
+        spec.loader.exec_module(module)
     return module
 
 

@@ -1,11 +1,13 @@
 """Environments by name, module path and file, of every kind that is accepted."""
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from agentrt import Environment, Message, Task
-from agentrt.core.errors import UsageError
+from agentrt.core.errors import EnvironmentFailure, UsageError
 from agentrt.env import registry
 from agentrt.rollout.play import run_episode
 from agentrt.testing import ScriptedEngine, said, stage
@@ -116,8 +118,33 @@ def test_a_module_with_two_environments(tmp_path: Path) -> None:
     assert registry.describe(registry.load(f"{name}:Goose")).name == "Goose"
 
 
-def test_an_import_that_fails_inside_is_its_authors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken_env.py").write_text("import no_such_dependency")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("import no_such_dependency", "ModuleNotFoundError: No module named 'no_such_dependency'"),
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise ValueError('no data')", "ValueError: no data"),
+    ],
+)
+def test_what_fails_inside_a_module_is_its_authors(
+    text: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_env.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
-        registry.load("broken_env")
+    for name in ("broken_env", str(tmp_path / "broken_env.py")):
+        monkeypatch.delitem(sys.modules, "broken_env", raising=False)
+        with pytest.raises(EnvironmentFailure, match=re.escape(f"environment {name} raised {why}")) as failed:
+            registry.load(name)
+        assert type(failed.value.__cause__).__name__ == why.partition(":")[0]
+
+
+def test_what_fails_when_an_environment_is_made_is_its_authors(tmp_path: Path) -> None:
+    name = written(tmp_path, "from agentrt import Environment\nclass X(Environment):\n    def __init__(self): 1 / 0\n")
+    with pytest.raises(EnvironmentFailure, match=re.escape(f"environment {name}: X raised ZeroDivisionError")):
+        registry.load(name)
+
+
+def test_a_module_that_names_its_own_mistake_passes(tmp_path: Path) -> None:
+    name = written(tmp_path, "from agentrt import tool\ntool('calculater')\n")
+    with pytest.raises(UsageError, match="unknown tool 'calculater'; did you mean 'calculator'"):
+        registry.load(name)

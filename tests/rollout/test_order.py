@@ -2,11 +2,12 @@
 
 from collections.abc import AsyncIterator
 from itertools import count
+from typing import Any
 
 import pytest
 
 from agentrt import Environment, Task
-from agentrt.core.errors import UsageError
+from agentrt.core.errors import EnvironmentFailure, UsageError
 from agentrt.rollout.order import WINDOW, chosen_tasks
 
 pytestmark = pytest.mark.anyio
@@ -56,3 +57,32 @@ async def test_splits_that_are_refused() -> None:
         await ids("none", 1, 0)
     with pytest.raises(UsageError, match="two tasks with the id '1'"):
         await ids("twins", 1, 0)
+
+
+def giving(tasks: Any) -> Environment:
+    """An environment whose `tasks` is that, whatever it is."""
+    return type("Wrong", (Environment,), {"tasks": tasks})()  # type: ignore[no-any-return]
+
+
+async def test_tasks_that_are_none() -> None:
+    async def coroutine(self: Environment, split: str) -> list[Task]:
+        return []
+
+    async def texts(self: Environment, split: str) -> AsyncIterator[str]:
+        yield "task"
+
+    async def raising(self: Environment, split: str) -> AsyncIterator[Task]:
+        raise KeyError("no data")
+        yield
+
+    by_one = r"Wrong.tasks gives no tasks one by one; write `async def tasks\(self, split\)` with a `yield Task\(...\)`"
+    for tasks in (coroutine, lambda self, split: []):
+        with pytest.raises(UsageError, match=by_one):
+            await chosen_tasks(giving(tasks), "train", 1, 0)
+    with pytest.raises(UsageError, match="split 'train' has a str, not a Task"):
+        await chosen_tasks(giving(texts), "train", 1, 0)
+    with pytest.raises(UsageError, match="Environment must define `async def tasks"):
+        await chosen_tasks(Environment(), "train", 1, 0)
+    with pytest.raises(EnvironmentFailure, match=r"Wrong.tasks\('train'\) raised KeyError: 'no data'") as failed:
+        await chosen_tasks(giving(raising), "train", 1, 0)
+    assert isinstance(failed.value.__cause__, KeyError)
