@@ -13,9 +13,9 @@ from agentrt.cli.draft_report import report
 from agentrt.cli.options import AsJson
 from agentrt.core.errors import UsageError
 from agentrt.core.models import find_model
-from agentrt.core.records import joined
 from agentrt.core.spec import nearest
-from agentrt.rollout.sink import RunFolder, stored_run
+from agentrt.rollout.batch import row_of
+from agentrt.rollout.sink import RunFolder, require_writable, stored_run
 
 if TYPE_CHECKING:
     from agentrt.engine.speculate.offline import Outcome, Text
@@ -74,6 +74,7 @@ def train(
     target = output or folders[0] / "draft"
     if target.exists():
         raise UsageError(f"{target} exists; give another folder with --output")
+    require_writable(target)
     runs = [stored_run(folder) for folder in folders]
     from agentrt.engine.speculate.offline import train_head  # here, because it imports torch
 
@@ -91,14 +92,9 @@ def _texts(records: RunFolder) -> "list[Text]":
     """Every branch of the finished trajectories; of a fork, what it shares is learnt where it was said."""
     from agentrt.engine.speculate.offline import Text
 
-    texts = []
-    for record in records.trajectories():
-        for branch in record.branches if record.status == "ok" else []:
-            tokens, mask = joined(record, branch), joined(record, branch).mask
-            for place in range(branch.fork.at if branch.fork else 0):
-                mask[place] = 0
-            texts.append(Text(tokens.token_ids, mask))
-    return texts
+    finished = (record for record in records.trajectories() if record.status == "ok")
+    rows = (row_of(record, branch, None) for record in finished for branch in record.branches)
+    return [Text(row.token_ids, row.mask) for row in rows]
 
 
 class _Progress:

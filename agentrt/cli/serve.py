@@ -4,7 +4,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,16 +12,16 @@ import anyio
 import typer
 
 from agentrt.cli.console import say
-from agentrt.cli.launch import SWITCH_SECONDS, engine_for
+from agentrt.cli.engines import SWITCH_SECONDS, engine_for
 from agentrt.core import seeds
-from agentrt.core.errors import UsageError
+from agentrt.core.errors import RecordError, UsageError
 from agentrt.core.models import find_model
 from agentrt.core.protocol import Engine
 from agentrt.core.records import Appender, EpisodeRecord
 from agentrt.core.spec import EngineSpec, convert, override
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.env.chat.choose import renderer_for
-from agentrt.rollout.sink import TRAJECTORIES
+from agentrt.rollout.sink import require_writable, trajectories_in
 
 if TYPE_CHECKING:
     from agentrt.serve.endpoint import Endpoint
@@ -82,15 +82,12 @@ def serve(
     tokenizer = Tokenizer.load(folder)
     renderer = renderer_for(folder, tokenizer)
     with ExitStack() as stack:
+        write = _forget if output is None else stack.enter_context(_appended(output)).append
         own = socket.socket(fileno=sock) if sock is not None else listening(host, port)
         stack.enter_context(own)
         engine = stack.enter_context(engine_for(folder, tokenizer, model, spec))
         room = min(engine.info.context_length, engine.info.kv_tokens or spec.pool_tokens)
         endpoint = Endpoint(engine, renderer, model=model, room=room)
-        write: Callable[[EpisodeRecord], None] = _forget
-        if output is not None:
-            output.mkdir(parents=True, exist_ok=True)
-            write = stack.enter_context(Appender[EpisodeRecord](output / TRAJECTORIES)).append
         sys.setswitchinterval(SWITCH_SECONDS)
         run_seed = seeds.fresh() if seed is None else seed
         all_sessions, is_child = dict.fromkeys(keys, ANY_SESSION), sock is not None
@@ -137,10 +134,20 @@ async def _signal() -> None:
 
 
 async def _tidy(recordings: "Recordings") -> None:
-    """End the sessions that nobody uses, now and then."""
+    """End the sessions that nobody uses, now and then. Those that cannot be written stay open."""
     while True:
         await anyio.sleep(TIDY_SECONDS)
-        recordings.end_idle()
+        try:
+            recordings.end_idle()
+        except RecordError as error:
+            say(f"agentrt: {error}")
+
+
+def _appended(folder: Path) -> AbstractContextManager[Appender[EpisodeRecord]]:
+    """Where sessions are written. `RecordError` if that cannot be."""
+    require_writable(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return trajectories_in(folder)
 
 
 def _keys(path: Path | None) -> list[str]:

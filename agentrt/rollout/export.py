@@ -6,6 +6,7 @@ the main branch; the ids of the others are all there is of them.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,13 @@ def to_parquet(source: Path, target: Path, *, with_failures: bool = False) -> in
                 writer.write_table(pyarrow.Table.from_pylist(batch, schema=schema()))
                 count += len(batch)
         draft.replace(target)
+    except RecordError:  # an OSError too, of the records that are read
+        raise
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise RecordError(f"{target}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            draft.unlink()
     return count
 
 

@@ -5,7 +5,6 @@
 process writes to a folder at a time.
 """
 
-import fcntl
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,12 +19,9 @@ import tomli_w
 from agentrt.core import records
 from agentrt.core.errors import RecordError, UsageError
 from agentrt.core.records import Appender, EpisodeRecord, GroupRecord
-from agentrt.core.spec import RunSpec, convert, load_toml
+from agentrt.core.spec import RunSpec, convert, load_toml, run_spec, to_toml
 
 RUN, TRAJECTORIES, GROUPS = "run.toml", "trajectories.jsonl", "groups.jsonl"
-UNBOUNDED = "unbounded"
-"""How run.toml spells a limit of None, for which TOML has no word."""
-
 log = structlog.get_logger(__name__)
 
 
@@ -46,10 +42,7 @@ def stored_run(path: Path) -> StoredRun:
     if not (path / RUN).is_file():
         raise UsageError(f"{path}: not a run folder (it has no {RUN}); give the folder of an earlier run")
     data = convert(load_toml(path / RUN), _RunFile, str(path / RUN))
-    spec, limits = data.spec, data.spec.get("limits", {})
-    if isinstance(limits, dict):
-        spec["limits"] = {key: None if value == UNBOUNDED else value for key, value in limits.items()}
-    return StoredRun(convert(spec, RunSpec, f"{path / RUN}: spec"), data.versions)
+    return StoredRun(run_spec(data.spec, f"{path / RUN}: spec"), data.versions)
 
 
 def require_same(path: Path, stored: RunSpec, given: RunSpec) -> None:
@@ -62,6 +55,29 @@ def require_same(path: Path, stored: RunSpec, given: RunSpec) -> None:
         )
 
 
+def require_new(path: Path) -> None:
+    """Raise `UsageError` if no run can begin at `path`, and `RecordError` if it cannot be written there."""
+    try:
+        if (path / RUN).exists():
+            raise UsageError(f"{path} holds a run already; continue it with --resume, or choose another folder")
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise UsageError(f"{path} exists and is not a run of agentrt; choose another folder with -o")
+    except OSError as error:
+        raise _not_made(path, error.strerror) from error
+    require_writable(path)
+
+
+def require_writable(path: Path) -> None:
+    """Raise `RecordError` if no folder can be made at `path`: now, for what is to be put there takes long."""
+    place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        raise _not_made(path, f"{place} is no folder that can be written")
+
+
+def _not_made(path: Path, why: str | None) -> RecordError:
+    return RecordError(f"{path}: cannot be made: {why}; choose another with -o")
+
+
 class RunFolder:
     """The files of one run. A context manager, open for writing inside its scope; made by `create` or `resume`."""
 
@@ -70,19 +86,16 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, spec: RunSpec, versions: Mapping[str, str]) -> "RunFolder":
-        """A new folder with its `run.toml`. Refuses one that exists and is not empty."""
-        text = tomli_w.dumps({"spec": _storable(spec), "versions": dict(versions)})
+        """A new folder with its `run.toml`. Raises as `require_new`."""
+        require_new(path)
+        text = tomli_w.dumps({"spec": to_toml(spec), "versions": dict(versions)})
         try:
-            if (path / RUN).exists():
-                raise UsageError(f"{path} holds a run already; continue it with --resume, or choose another folder")
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise UsageError(f"{path} exists and is not a run of agentrt; choose another folder with -o")
             path.mkdir(parents=True, exist_ok=True)
             draft = path / f"{RUN}.new"
             draft.write_text(text, encoding="utf-8")
             draft.rename(path / RUN)
         except OSError as error:
-            raise RecordError(f"{path}: no run can be kept here: {error.strerror}; choose another with -o") from error
+            raise _not_made(path, error.strerror) from error
         return cls(path)
 
     @classmethod
@@ -118,9 +131,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         """Open the files; a torn last record, which a crash left, is cut off and kept aside."""
         with ExitStack() as opened:
-            opened.enter_context(_locked(self.path))
-            _repair(self.path / TRAJECTORIES)
-            self._trajectories = opened.enter_context(Appender[EpisodeRecord](self.path / TRAJECTORIES))
+            self._trajectories = opened.enter_context(trajectories_in(self.path))
             self._groups = opened.enter_context(Appender[GroupRecord](self.path / GROUPS))
             self._opened = opened.pop_all()
         return self
@@ -146,19 +157,14 @@ class Held:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a run, which is on its `run.toml`."""
-    with (path / RUN).open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RecordError(f"{path}: another process writes to this run; wait for it or stop it") from error
-        yield
+def trajectories_in(folder: Path) -> Iterator[Appender[EpisodeRecord]]:
+    """The trajectories of a folder, to append to; a torn last record, which a crash left, is cut off and kept aside."""
+    with Appender[EpisodeRecord](folder / TRAJECTORIES) as file:
+        _repair(file.path)
+        yield file
 
 
 def _repair(path: Path) -> None:
-    if not path.exists():
-        return
     try:
         tail = records.repair(path, EpisodeRecord)
     except RecordError:
@@ -168,14 +174,3 @@ def _repair(path: Path) -> None:
     if tail.torn:
         line = tail.kept + 1
         log.warning("torn_record", file=str(path), line=line, bytes=len(tail.torn), kept_in=str(tail.aside))
-
-
-def spec_toml(spec: RunSpec) -> str:
-    """A spec as the TOML that `run.toml` holds it in."""
-    return tomli_w.dumps(_storable(spec))
-
-
-def _storable(spec: RunSpec) -> dict[str, Any]:
-    data: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
-    data["limits"] = {key: UNBOUNDED if value is None else value for key, value in data["limits"].items()}
-    return data

@@ -149,7 +149,7 @@ class Conversation:
             first = OpenTurn(branch, await self._observed(found, tools), found.new)
             prompt = first.prompt_ids if n > 1 else []
             others = [
-                self._opened(fork or (Fork(branch.name, len(prompt)) if found.is_append else None))
+                self._opened(fork or (Fork(branch.name, len(branch.tokens)) if found.is_append else None))
                 for _ in range(n - 1)
             ]
             for other in others:

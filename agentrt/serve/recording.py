@@ -6,7 +6,7 @@ with the server; then its branches are one `EpisodeRecord`, as a run writes them
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import anyio
 import msgspec
@@ -128,5 +128,7 @@ class Recordings:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for session_id in list(self._open):
-            self._close(session_id)
+        with ExitStack() as stack:  # one that cannot be written keeps no other from it
+            for session_id, recording in reversed(self._open.items()):
+                stack.push(recording.conversation)
+                stack.callback(self._close, session_id)

@@ -205,7 +205,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = agentrt("run", "calculator", "-o", str(tmp_path / "file" / "out"))
     assert done.returncode == 1
-    assert "no run can be kept here" in done.stderr
+    assert "file/out: cannot be made: " in done.stderr
     assert "Traceback" not in done.stderr
 
 

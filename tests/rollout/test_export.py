@@ -107,6 +107,10 @@ def test_what_cannot_be_exported(folder: Path, tmp_path: Path, monkeypatch: pyte
         to_parquet(tmp_path, tmp_path / "t.parquet")
     with pytest.raises(RecordError, match="cannot be written"):
         to_parquet(folder, folder / "none" / "t.parquet")
+    (folder / "groups.jsonl").write_text("{}\n")
+    with pytest.raises(RecordError, match=r"groups\.jsonl, line 1") as damaged:
+        to_parquet(folder, folder / "t.parquet")
+    assert "cannot be written" not in str(damaged.value)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(UsageError, match=r"pip install 'agentrt\[parquet\]'"):
         to_parquet(folder, folder / "t.parquet")

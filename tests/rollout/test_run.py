@@ -21,7 +21,7 @@ from agentrt.rollout.order import chosen_tasks
 from agentrt.rollout.resume import Ledger
 from agentrt.rollout.run import run
 from agentrt.rollout.setup import Setup
-from agentrt.rollout.sink import RunFolder, require_same, stored_run
+from agentrt.rollout.sink import RunFolder, require_new, require_same, stored_run
 from agentrt.testing import Answer, MemorySink, ScriptedEngine, said, stage
 
 pytestmark = pytest.mark.anyio
@@ -291,8 +291,13 @@ async def test_folders_that_are_refused(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", spec, {})
     with pytest.raises(UsageError, match="not a run folder"):
         RunFolder.resume(foreign)
-    with pytest.raises(RecordError, match="no run can be kept here: Not a directory"):
+    with pytest.raises(
+        RecordError, match=r"file/out: cannot be made: .*/file is no folder that can be written; choose another with -o"
+    ):
         RunFolder.create(tmp_path / "file" / "out", spec, {})
+    (tmp_path / "empty").mkdir()
+    for path in ("new", "new/er", "empty"):
+        require_new(tmp_path / path)
     with RunFolder.resume(tmp_path / "run"), pytest.raises(RecordError, match="another process"):
         RunFolder.resume(tmp_path / "run").__enter__()
     assert sorted(path.name for path in foreign.iterdir()) == ["thesis.tex"]

@@ -8,8 +8,11 @@ import pytest
 from openai import AuthenticationError, NotFoundError, PermissionDeniedError
 from standing import BYTES, standing
 
+from agentrt.core.errors import RecordError
 from agentrt.core.records import EpisodeRecord, joined
+from agentrt.core.spec import SamplingParams
 from agentrt.env.chat.message import Message
+from agentrt.serve.recording import Recordings
 from agentrt.testing.engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio
@@ -144,3 +147,23 @@ async def test_keys_open_what_they_are_for() -> None:
         with pytest.raises(NotFoundError, match="no model 'other'"):
             await up.client.with_options(api_key="all").chat.completions.create(**ask | {"model": "other"})
     assert [record.task_id for record in up.records] == ["s1"], "a key of a session records in it"
+
+
+async def test_a_session_that_cannot_be_written_keeps_no_other_from_it() -> None:
+    """A full disk at the end of the server: the first error is raised, the rest is written, and all KV is given back."""
+    engine, ended = ScriptedEngine(counting), list[str]()
+
+    def write(record: EpisodeRecord) -> None:
+        if record.task_id == "b":
+            raise RecordError("no space")
+        ended.append(record.task_id)
+
+    recordings = Recordings(engine, BYTES, write, seed=0, max_sessions=9)
+    for name in "abc":
+        with recordings.using(name) as conversation:
+            async with conversation.ids([1, 2], 1) as (turn,):
+                turn.keep(await turn.sample(SamplingParams(stop_token_ids=(END,)), 99, lambda: None), None)
+    assert engine.num_sessions == 3
+    with pytest.raises(RecordError, match="no space"):
+        recordings.__exit__(None, None, None)
+    assert (ended, engine.num_sessions) == (["a", "c"], 0)
