@@ -8,6 +8,7 @@ import anyio
 
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.records import EpisodeRecord, GroupRecord
+from agentrt.report.failures import failure_line
 from agentrt.report.running import RunningEpisode, by_phase, slowest
 from agentrt.report.tally import Tally
 
@@ -27,8 +28,7 @@ class ProgressLines:
     def episode_ended(self, record: EpisodeRecord) -> None:
         self._tally.add(record)
         if record.error is not None:
-            where = f"{record.task_id} member {record.member}"
-            self._say(f"failed: {where}: {record.error.boundary}: {record.error.type}: {record.error.message}")
+            self._say(failure_line(record))
 
     def group_ended(self, group: GroupRecord) -> None:
         tally = self._tally

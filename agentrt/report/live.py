@@ -13,6 +13,7 @@ from rich.table import Table
 
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.records import EpisodeRecord, GroupRecord
+from agentrt.report.failures import failure_line
 from agentrt.report.running import RunningEpisode, by_phase, slowest
 from agentrt.report.tally import Tally
 
@@ -42,9 +43,7 @@ class LiveProgress:
     def episode_ended(self, record: EpisodeRecord) -> None:
         self._tally.add(record)
         if record.error is not None:
-            where = f"{record.task_id} member {record.member}"
-            line = f"failed: {where}: {record.error.boundary}: {record.error.type}: {record.error.message}"
-            self._live.console.print(escape(line), style="red")
+            self._live.console.print(escape(failure_line(record)), style="red")
 
     def group_ended(self, group: GroupRecord) -> None:
         self._tally.ended_groups += 1

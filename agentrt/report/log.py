@@ -3,7 +3,7 @@
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ def logging_to(folder: Path) -> Iterator[None]:
         say = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
 
         def write(logger: Any, name: str, event: EventDict) -> str:
-            to_file.msg(str(render(logger, name, dict(event))))
+            with suppress(OSError):  # a full disk ends a run by its records, not by its log
+                to_file.msg(str(render(logger, name, dict(event))))
             if logging.getLevelNamesMapping()[name.upper()] < logging.WARNING:
                 raise structlog.DropEvent
             return str(say(logger, name, event))

@@ -11,11 +11,14 @@ from rich.table import Table
 
 from agentrt.core.records import EpisodeRecord, good_records
 from agentrt.report.drafts import Speculation, speculation
+from agentrt.report.failures import cause_lines
 
 UNKNOWN = "other names"
 """For calls of tools that do not exist: a policy invents many names."""
 CALL_COUNTS = "tool_calls_"
 """Metrics that count calls by outcome; `Summary.tools` has them by tool."""
+RAISED = "reward_raised"
+"""How the reason begins for a grader that raised, and the name of the event that has its traceback."""
 GROUPS_SHOWN = 5
 PHASES = ("queue", "prefill", "decode", "tools", "scoring")
 
@@ -106,15 +109,19 @@ def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: 
     """The summary as a person reads it, one screen."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("episodes", f"{summary.good} good, {summary.failed} failed of {summary.episodes}")
-    for cause, count in summary.failures.items():
-        table.add_row("", f"[red]{count} × {escape(cause)}[/red]")
+    for line in cause_lines(summary.failures):
+        table.add_row("", f"[red]{escape(line)}[/red]")
+    if summary.failures:
+        table.add_row("", "where: `error.traceback` of the records")
     if with_rewards:
         table.add_row("reward", _spread(summary))
         for name, part in summary.rewards.items():
             mean = "none" if part.mean is None else f"{part.mean:.3f}"
             table.add_row(f"  {name}", f"{mean}  (weight {part.weight:g}, {part.count} scored)")
-    for reason, count in summary.unscored.items():
-        table.add_row("", f"[red]{count} × not scored: {escape(reason)}[/red]")
+    for line in cause_lines(summary.unscored):
+        table.add_row("", f"[red]not scored: {escape(line)}[/red]")
+    if any(reason.startswith(RAISED) for reason in summary.unscored):
+        table.add_row("", f"where: `{RAISED}` in logs/agentrt.jsonl")
     for name, value in summary.metrics.items():
         table.add_row(f"  {name}", f"{value:.3f}  (metric)")
     table.add_row("ended by", ", ".join(f"{reason} {count}" for reason, count in summary.stop_reasons.items()) or "–")

@@ -1,0 +1,66 @@
+"""What went wrong, in lines that a terminal holds, however long and hostile the message is."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from agentrt.core.records import EpisodeRecord, Failure, StopReason
+from agentrt.report.failures import LINE_CHARACTERS, cause_lines, failure_line, one_line
+from agentrt.report.summary import render, summarise
+
+
+def failed(message: str, member: int = 0) -> EpisodeRecord:
+    return EpisodeRecord(
+        task_id="t", member=member, attempt=0, seed=1, status="error", stop_reason=StopReason.ERROR, truncated=False,
+        reward=None, error=Failure(boundary="environment", type="KeyError", message=message, traceback="..."),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("two\n  lines\tand tabs", "two lines and tabs"),
+        ("\x1b[2J\x07 gone", "\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER} gone"),
+        ("x" * LINE_CHARACTERS, "x" * LINE_CHARACTERS),
+        ("x" * 10_000_000, "x" * LINE_CHARACTERS + "…"),
+        ("", ""),
+    ],
+)
+def test_one_line(text: str, line: str) -> None:
+    assert one_line(text) == line
+
+
+def test_a_failure_is_one_line() -> None:
+    assert failure_line(failed("no\nkey")) == "failed: t member 0: environment: KeyError: no key"
+
+
+def test_the_most_frequent_causes_are_shown() -> None:
+    counts = {f"cause {n}": n for n in range(1, 9)}
+    assert list(cause_lines(counts)) == [
+        "8 × cause 8", "7 × cause 7", "6 × cause 6", "5 × cause 5", "4 × cause 4", "6 × something else, 3 causes",
+    ]  # fmt: skip
+    assert list(cause_lines({"one": 2})) == ["2 × one"]
+    assert list(cause_lines({})) == []
+
+
+def test_the_summary_says_where_tracebacks_are_and_stays_on_a_screen() -> None:
+    out = io.StringIO()
+    records = [failed(f"key {member}", member) for member in range(1000)]
+    Console(file=out, width=100).print(render(summarise(records, 1000), 1.0, "out"))
+    shown = [line.strip() for line in out.getvalue().splitlines()]
+    assert shown.count("995 × something else, 995 causes") == 1
+    assert shown.count("where: `error.traceback` of the records") == 1
+    assert len(shown) < 20
+
+
+def test_the_summary_says_where_the_traceback_of_a_grader_is() -> None:
+    out = io.StringIO()
+    record = EpisodeRecord(
+        task_id="t", member=0, attempt=0, seed=1, status="ok", stop_reason=StopReason.COMPLETED, truncated=False,
+        reward=None, reward_reason="reward_raised: KeyError: 'x'",
+    )  # fmt: skip
+    Console(file=out, width=100).print(render(summarise([record], 1), 1.0, "out"))
+    shown = [line.strip() for line in out.getvalue().splitlines()]
+    assert "not scored: 1 × reward_raised: KeyError: 'x'" in shown
+    assert "where: `reward_raised` in logs/agentrt.jsonl" in shown
