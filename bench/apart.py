@@ -31,7 +31,7 @@ from agentrt.engine.remote.engine import RemoteEngine
 @contextmanager
 def served(model: str) -> Iterator[str]:
     """The URL of a process that serves the model."""
-    command = [sys.executable, "-m", "agentrt.cli", "serve", model, "--port", "0"]
+    command = [sys.executable, "-m", "agentrt", "serve", model, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         yield next(found[0] for line in server.stderr if (found := re.search(r"http://[\d.:]+", line)))

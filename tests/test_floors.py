@@ -15,6 +15,7 @@ FLOORS = {
     "agentrt.rollout": 4,
     "agentrt.testing": 5, "agentrt.sim": 5, "agentrt.serve": 5, "agentrt.cluster": 5,
     "agentrt.cli": 6,
+    "agentrt.__main__": 7,
     "agentrt_envs": 7,
 }  # fmt: skip
 FACADE = ("agentrt.core", "agentrt.env")

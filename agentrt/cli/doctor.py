@@ -57,8 +57,13 @@ def doctor(
 ) -> None:
     """Say what this machine gives, and how to get what is missing.
 
-    Examples: [cyan]agentrt doctor[/cyan], [cyan]agentrt doctor --sandbox[/cyan], [cyan]agentrt doctor --template
-    smollm2-135m[/cyan]
+    Examples:
+
+    [cyan]agentrt doctor[/cyan]
+
+    [cyan]agentrt doctor --sandbox[/cyan]
+
+    [cyan]agentrt doctor --template smollm2-135m[/cyan]
     """
     if sandbox:
         from agentrt.sandbox.probe import shared  # here, as it is below

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import tomli_w
 import typer
 from rich.console import Group
 
@@ -12,8 +13,8 @@ from agentrt.cli.launch import INTERRUPTED, checked_environment, launch, named_b
 from agentrt.cli.options import AsJson, Assignments, Config, DryRun, EnvironmentName, GroupSize, Model, Seed, Servers
 from agentrt.cli.spec import chosen_spec, servers
 from agentrt.core.errors import UsageError
+from agentrt.core.spec import to_toml
 from agentrt.report import evaluation, summary
-from agentrt.rollout.sink import spec_toml
 
 TRAINING = "train"
 
@@ -53,7 +54,7 @@ def evaluate(
         raise UsageError("an evaluation takes held-out tasks; choose another --split, or use `agentrt run`")
     loaded = checked_environment(spec)
     if dry_run:
-        print(spec_toml(spec), end="")
+        print(tomli_w.dumps(to_toml(spec)), end="")
         return
     path = resume or output or named_by(spec.environment, "eval-")
     launched = launch(spec, loaded, path, is_resumed=resume is not None)

@@ -1,24 +1,24 @@
 """What `run` and `eval` share: from a spec to records in a folder, with a display, on an event loop of its own."""
 
 import platform
-import secrets
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import anyio
 from rich.console import Console
 
 from agentrt.cli.console import say
+from agentrt.cli.engines import SWITCH_SECONDS, api_key, engine_for
 from agentrt.core.errors import AgentrtError, UsageError
 from agentrt.core.models import find_model
-from agentrt.core.protocol import Engine, EngineInfo, EngineStatistics
-from agentrt.core.spec import EngineSpec, RunSpec
+from agentrt.core.protocol import EngineInfo, EngineStatistics
+from agentrt.core.spec import RunSpec
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.env import registry
 from agentrt.env.chat.choose import renderer_for
@@ -31,16 +31,10 @@ from agentrt.report.watchdog import watching_loop
 from agentrt.rollout.order import check_split
 from agentrt.rollout.run import run as roll_out
 from agentrt.rollout.setup import Setup
-from agentrt.rollout.sink import RunFolder
+from agentrt.rollout.sink import RunFolder, require_new
 from agentrt.sandbox.probe import shared
 
-if TYPE_CHECKING:
-    from agentrt.engine.service import EngineService
-
 INTERRUPTED = 130
-SWITCH_SECONDS = 0.0005
-"""Of the interpreter between threads: a busy loop starved the step thread for minutes at the default of 5 ms."""
-
 Progress = LiveProgress | ProgressLines
 
 
@@ -65,6 +59,8 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
 
     With a `cluster`, the address of a Ray cluster, engines and episodes are there and the records come here.
     """
+    if not is_resumed:
+        require_new(path)  # now, for a model takes long to load
     with _on_ray(cluster, spec, environment) if cluster else _here(spec, environment) as work:
         folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, work.engine)
         say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
@@ -115,7 +111,7 @@ def _on_ray(address: str, spec: RunSpec, environment: Environment) -> Iterator[_
     except ModuleNotFoundError as error:
         raise UsageError(f"--ray needs {error.name}: pip install 'agentrt[ray]'") from None
     say(f"joining the Ray cluster at {address}")
-    with joined(address, spec, _api_key(spec.engine)) as crew:
+    with joined(address, spec, api_key(spec.engine)) as crew:
         engine = crew.open()
         say(f"{len(crew.actors)} workers, one a node, over {len(crew.urls)} engines")
 
@@ -130,52 +126,6 @@ def named_by(environment: str, prefix: str = "") -> Path:
     place, _, part = environment.partition(":")
     name = "-".join(filter(None, (Path(place).name.removesuffix(".py"), part)))
     return Path("outputs") / f"{prefix}{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-@contextmanager
-def engine_for(model_folder: Path, tokenizer: Tokenizer, model: str, spec: EngineSpec) -> Iterator[Engine]:
-    """The engine that a spec asks for, to be entered within the block: here, in processes of its own, or on servers."""
-    if spec.engines > 1:
-        from agentrt.engine.remote.spawn import spawned  # as below
-
-        key = secrets.token_urlsafe(32)
-        with spawned(model, spec, key) as urls:
-            yield remote_engine(tokenizer, urls, key)
-    elif spec.urls:
-        yield remote_engine(tokenizer, spec.urls, _api_key(spec))
-    else:
-        yield load_engine(model_folder, tokenizer, model, spec)
-
-
-def remote_engine(tokenizer: Tokenizer, urls: Sequence[str], api_key: str) -> Engine:
-    """The engine over servers, of which each has said what it can do."""
-    try:
-        from agentrt.engine.remote.engine import RemoteEngine  # here, because it needs the extra
-    except ModuleNotFoundError as error:
-        raise UsageError(f"engines on servers need {error.name}: pip install 'agentrt[remote]'") from None
-
-    async def found() -> EngineInfo:
-        async with RemoteEngine(urls, tokenizer, api_key=api_key) as engine:
-            for line in engine.lines:
-                say(line)
-            return engine.info
-
-    return RemoteEngine(urls, tokenizer, api_key=api_key, info=anyio.run(found))
-
-
-def _api_key(spec: EngineSpec) -> str:
-    try:
-        return Path(spec.api_key_file).read_text(encoding="utf-8").strip() if spec.api_key_file else ""
-    except OSError as error:
-        raise UsageError(f"engine.api_key_file {spec.api_key_file}: cannot be read: {error.strerror}") from error
-
-
-def load_engine(model_folder: Path, tokenizer: Tokenizer, model: str, spec: EngineSpec) -> "EngineService":
-    """The engine over a model in this process."""
-    say(f"loading {model} (the first time also compiles kernels, for up to a minute)")
-    from agentrt.engine.local import local_engine  # here, because it imports torch and numba
-
-    return local_engine(model_folder, tokenizer, spec)
 
 
 def _probe_sandbox(environment: Environment, spec: RunSpec) -> None:

@@ -4,14 +4,15 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import tomli_w
 import typer
 
 from agentrt.cli.console import results
 from agentrt.cli.launch import INTERRUPTED, Launched, checked_environment, launch, named_by
 from agentrt.cli.options import AsJson, Assignments, Config, DryRun, EnvironmentName, GroupSize, Model, Seed, Servers
 from agentrt.cli.spec import chosen_spec, servers
+from agentrt.core.spec import to_toml
 from agentrt.report.summary import Summary, render, summarise
-from agentrt.rollout.sink import spec_toml
 
 
 def run(
@@ -55,7 +56,7 @@ def run(
     spec = chosen_spec("run", config, options, assignments, resume, output)
     loaded = checked_environment(spec)
     if dry_run:
-        print(spec_toml(spec), end="")
+        print(tomli_w.dumps(to_toml(spec)), end="")
         return
     path = resume or output or named_by(spec.environment)
     launched = launch(spec, loaded, path, is_resumed=resume is not None, cluster=ray or "")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrt.core.errors import UsageError
-from agentrt.core.spec import Purpose, RunSpec, convert, load_toml, override
+from agentrt.core.spec import Purpose, RunSpec, load_toml, override, run_spec
 from agentrt.rollout.sink import require_same, stored_run
 
 DEFAULTS: dict[Purpose, dict[str, Any]] = {"run": {}, "eval": {"split": "eval", "groups": 32}}
@@ -39,13 +39,19 @@ def build_spec(
     purpose: Purpose, config: Path | None, options: Mapping[str, Any], assignments: Sequence[str]
 ) -> RunSpec:
     """The spec that file, options (None: not given) and assignments make together; `UsageError` for what is wrong."""
-    data = DEFAULTS[purpose] | (load_toml(config) if config is not None else {})
+    data = DEFAULTS[purpose] | (_of_file(config) if config is not None else {})
     data = override(data | _given(options), assignments) | {"purpose": purpose}
     if "environment" not in data:
         raise UsageError(
             f"no environment given; try `agentrt {purpose} calculator`, or `agentrt describe` for the names"
         )
-    return convert(data, RunSpec, str(config) if config is not None else "the run's spec")
+    return run_spec(data, str(config) if config is not None else "the run's spec")
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    """What a file says of a spec. The `run.toml` of a folder holds that of its run in a table of its own."""
+    data = load_toml(path)
+    return spec if isinstance(spec := data.get("spec"), dict) else data
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ PULLABLE = {
 """What `agentrt pull` knows."""
 
 HUB_FILES = ("*.json", "*.safetensors", "*.jinja")
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 def cache_folder() -> Path:

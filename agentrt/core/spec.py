@@ -1,7 +1,7 @@
 """What a run is asked to do: frozen structs, closed to unknown keys, read straight from TOML.
 
-`RunSpec` is the whole of it. A file gives it (`load_spec`), dotted overrides change it (`override`), and `run.toml` in
-the run folder keeps it.
+`RunSpec` is the whole of it. A file gives it (`load_toml`, `run_spec`), dotted overrides change it (`override`), and
+`run.toml` in the run folder keeps it.
 """
 
 import difflib
@@ -17,6 +17,9 @@ import msgspec
 from agentrt.core.errors import UsageError
 
 T = TypeVar("T")
+
+UNBOUNDED = "unbounded"
+"""How a limit of None is spelt in TOML, which has no word for it."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -256,6 +259,21 @@ class RunSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
 
+def run_spec(data: Mapping[str, Any], where: str) -> RunSpec:
+    """`data`, as TOML has it, as a `RunSpec`. `UsageError` as `convert`."""
+    limits = data.get("limits")
+    if isinstance(limits, Mapping):
+        data = {**data, "limits": {name: None if value == UNBOUNDED else value for name, value in limits.items()}}
+    return convert(data, RunSpec, where)
+
+
+def to_toml(spec: RunSpec) -> dict[str, Any]:
+    """The tables that `run_spec` makes `spec` of."""
+    data: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
+    data["limits"] = {name: UNBOUNDED if value is None else value for name, value in data["limits"].items()}
+    return data
+
+
 def convert(data: Mapping[str, Any], kind: type[T], where: str) -> T:
     """`data` as a `kind`, or a `UsageError` of one sentence that names `where`, the key and, if it is near one, the fix."""
     try:
@@ -297,7 +315,7 @@ def override(data: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, A
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """' Did you mean X?' if one of `valid` is near `name`, else a list of them: the tail of an error sentence."""
+    """`did you mean 'x'?` if one of `valid` is near `name`, else a list of them: the tail of an error sentence."""
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(names)}" if names else "there are none"
@@ -312,11 +330,13 @@ def _toml_value(text: str) -> Any:
 
 def _explain(message: str, kind: Any) -> str:
     """msgspec's message in our words: `unknown key limits.max_turn; did you mean 'max_turns'?`."""
+    message = message.replace("null", UNBOUNDED)
     message, _, path = message.partition(" - at `$")
     keys = [key for key in re.split(r"[.\[\]]+", path.rstrip("`")) if key]
     unknown = re.search(r"unknown field `(.+)`", message)
     if unknown is None:
-        return f"{'.'.join(keys)}: {message}" if keys else message
+        where = ".".join(keys)
+        return message if message.startswith(where) else f"{where}: {message}"
     for key in keys:
         kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), kind)
     valid = [field.name for field in msgspec.structs.fields(kind)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "agentrt.cli"]
+COMMAND = [sys.executable, "-m", "agentrt"]
 
 
 def agentrt(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from agentrt.core.records import EpisodeRecord, joined, read
 
-COMMAND = [sys.executable, "-m", "agentrt.cli"]
+COMMAND = [sys.executable, "-m", "agentrt"]
 SMALL = ["run", "calculator", "--groups", "3", "--group-size", "2", "--seed", "1"]
 
 

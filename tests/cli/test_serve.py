@@ -15,7 +15,7 @@ import pytest
 
 from agentrt.core.records import EpisodeRecord, read
 
-COMMAND = (sys.executable, "-m", "agentrt.cli", "serve")
+COMMAND = (sys.executable, "-m", "agentrt", "serve")
 
 
 def test_another_host_needs_a_key() -> None:
@@ -51,7 +51,7 @@ def test_sprout_is_served_and_its_sessions_recorded(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_a_run_over_two_engines_gives_the_ids_of_a_run_over_one(tmp_path: Path) -> None:
     """Sampled ids, logprobs to the bit, versions and rewards; neither engine is left behind."""
-    run = [sys.executable, "-m", "agentrt.cli", "run", "calculator", "--groups", "2", "--group-size", "2", "-o"]
+    run = [sys.executable, "-m", "agentrt", "run", "calculator", "--groups", "2", "--group-size", "2", "-o"]
     two = subprocess.run(
         [*run, str(tmp_path / "two"), "--set", "engine.engines=2"],
         check=True,

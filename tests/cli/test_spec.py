@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from agentrt.cli.launch import named_by
 from agentrt.cli.spec import build_spec, chosen_spec
 from agentrt.core.errors import UsageError
+from agentrt.core.spec import to_toml
 from agentrt.rollout.sink import RunFolder
 
 
@@ -22,6 +24,36 @@ def test_a_file_wins_over_defaults_and_loses_to_options(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text('environment = "x"\ngroups = 5\nseed = 3\n[limits]\nmax_turns = 2\n')
     spec = build_spec("eval", tmp_path / "run.toml", {"seed": 9}, ["limits.max_turn_tokens=8"])
     assert (spec.groups, spec.seed, spec.limits.max_turns, spec.limits.max_turn_tokens) == (5, 9, 2, 8)
+
+
+def test_what_a_dry_run_prints_is_a_file_of_that_spec(tmp_path: Path) -> None:
+    spec = build_spec("run", None, {"environment": "x"}, ["limits.max_turns=unbounded", "limits.max_tool_calls=3"])
+    assert (spec.limits.max_turns, spec.limits.max_tool_calls, spec.limits.turn_seconds) == (None, 3, None)
+    (tmp_path / "spec.toml").write_text(tomli_w.dumps(to_toml(spec)))
+    assert build_spec("run", tmp_path / "spec.toml", {}, []) == spec
+
+
+def test_the_file_of_a_run_gives_its_spec(tmp_path: Path) -> None:
+    spec = build_spec("run", None, {"environment": "x"}, ["seed=5"])
+    RunFolder.create(tmp_path / "out", spec, {"agentrt": "0"})
+    assert build_spec("run", tmp_path / "out" / "run.toml", {}, []) == spec
+    assert build_spec("eval", tmp_path / "out" / "run.toml", {"split": "eval"}, []).purpose == "eval"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("limits.max_turns=abc", "the run's spec: limits.max_turns: Expected `int | unbounded`, got `str`"),
+        ("limits.max_turn_tokens=unbounded", "the run's spec: limits.max_turn_tokens: Expected `int`, got `unbounded`"),
+        ("sampling.top_p=2", "the run's spec: sampling.top_p must be in (0, 1], not 2.0; 1 means off"),
+        ("limits.max_turns=0", "the run's spec: limits.max_turns must be above 0, not 0"),
+        ("groups=0", "the run's spec: groups must be above 0, not 0"),
+    ],
+)
+def test_a_wrong_value_is_named_once(assignment: str, words: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        build_spec("run", None, {"environment": "x"}, [assignment])
+    assert str(refused.value) == words
 
 
 @pytest.mark.parametrize(("made", "asked"), [("run", "eval"), ("eval", "run")])

@@ -12,7 +12,7 @@ from agentrt.sandbox.probe import DENIED
 
 
 def agentrt(*arguments: str) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-m", "agentrt.cli", *arguments], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "agentrt", *arguments], capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 

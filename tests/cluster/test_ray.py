@@ -18,7 +18,7 @@ ray_cluster = pytest.importorskip("ray.cluster_utils")
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(600)]
 
 MARK = "AGENTRT_TEST_CLUSTER"
-RUN = [sys.executable, "-m", "agentrt.cli", "run", "calculator", "--groups", "6", "--group-size", "2", "-o"]
+RUN = [sys.executable, "-m", "agentrt", "run", "calculator", "--groups", "6", "--group-size", "2", "-o"]
 
 
 @pytest.fixture

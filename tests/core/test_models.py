@@ -38,6 +38,8 @@ def test_a_pulled_model_is_found_by_name_and_a_folder_by_its_path(home: Path) ->
         ("smollm2-135m", "not here yet; fetch it once with `agentrt pull smollm2-135m`"),
         ("smolm2-135m", "unknown model 'smolm2-135m'; did you mean 'smollm2-135m'?"),
         ("folder", "the folder has no config.json"),
+        ("./sprot", "unknown model './sprot'; did you mean 'sprout'? (a folder or org/name works too)"),
+        ("../models/mine", "unknown model '../models/mine'"),
     ],
 )
 def test_what_is_not_there(name: str, words: str, home: Path) -> None:

@@ -47,7 +47,7 @@ def _server(model: str, spec: EngineSpec, key: str, host: str) -> Iterator[str]:
             *_assignments(spec),
         ]  # who has the key may read what we may
         process = subprocess.Popen(
-            [sys.executable, "-m", "agentrt.cli", "serve", model, *options],
+            [sys.executable, "-m", "agentrt", "serve", model, *options],
             stdin=subprocess.PIPE, pass_fds=[number], env=_variables(spec),
             start_new_session=True,  # the terminal's Ctrl-C is for the run, which aborts what is in flight first
         )  # fmt: skip

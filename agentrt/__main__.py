@@ -1,0 +1,5 @@
+"""`python -m agentrt`: the command line without the console script."""
+
+from agentrt.cli import main
+
+main()
