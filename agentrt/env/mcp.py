@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from agentrt.core import json
 from agentrt.core.errors import UsageError
 from agentrt.env.tool import Tool
 from agentrt.sandbox.permits import Permits
@@ -24,6 +25,8 @@ from agentrt.sandbox.terms import Terms, ToolLimits
 
 START_SECONDS = 30.0
 """For a server to start and say what it has."""
+LIST_BYTES = 16 * 2**20
+"""The longest list of tools that is read."""
 DEFAULT_LIMITS = ToolLimits()
 PYTHONS = ("python", "python3")
 
@@ -55,14 +58,21 @@ def mcp_tools(command: str, limits: ToolLimits = DEFAULT_LIMITS) -> list[Tool]:
         protocol="mcp", limits=limits, readable=(*packages, *files), environment={"PYTHONPATH": ":".join(packages)}
     )
 
+    whole = msgspec.structs.replace(limits, output_bytes=max(limits.output_bytes, LIST_BYTES))
+    asked = msgspec.structs.replace(terms, limits=whole)
+
     async def ask() -> ToolResult:
         with Sandbox(Permits(1)) as sandbox:
-            return await sandbox.call(argv, {"name": "", "arguments": {}}, seconds=START_SECONDS, terms=terms)
+            return await sandbox.call(argv, {"name": "", "arguments": {}}, seconds=START_SECONDS, terms=asked)
 
     result = in_thread(ask)
     if result.outcome != "ok":
         raise UsageError(f"{command}: the MCP server gives no list of tools: {result.text} {result.stderr}".strip())
-    found = msgspec.json.decode(result.text, type=list[_Described])
+    try:
+        found: list[_Described] = json.decode(result.text, list[_Described])
+    except msgspec.DecodeError as error:
+        why = f"is longer than {whole.output_bytes} bytes" if result.truncated else f"cannot be read: {error}"
+        raise UsageError(f"{command}: the MCP server's list of tools {why}") from error
     return [
         Tool(
             name=each.name, description=each.description, parameters=each.inputSchema, argv=argv,

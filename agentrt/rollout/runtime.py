@@ -22,7 +22,7 @@ from agentrt.core.protocol import UpdateMode, UpdateReport, WeightSource
 from agentrt.core.records import EpisodeRecord, GroupRecord
 from agentrt.env.task import Task
 from agentrt.rollout.account import Account, Fate
-from agentrt.rollout.dispatcher import QUIET, Observer, dispatch, first_of
+from agentrt.rollout.dispatcher import QUIET, dispatch, first_of
 from agentrt.rollout.group import Group
 from agentrt.rollout.pace import Pace
 from agentrt.rollout.resume import GroupPlan, Ledger
@@ -36,10 +36,8 @@ class Runtime:
     Records go to `folder`, if there is one; it is open. A task that has records there gets a new attempt.
     """
 
-    def __init__(
-        self, setup: Setup, folder: RunFolder | None = None, observer: Observer = QUIET, *, max_concurrent: int = 64
-    ) -> None:
-        self.setup, self.folder, self.observer, self.max_concurrent = setup, folder, observer, max_concurrent
+    def __init__(self, setup: Setup, folder: RunFolder | None = None, *, max_concurrent: int = 64) -> None:
+        self.setup, self.folder, self.max_concurrent = setup, folder, max_concurrent
         self.ledger = Ledger(folder.trajectories() if folder else ())
         self._rollouts: list[Rollouts] = []
 
@@ -64,12 +62,12 @@ class Runtime:
         self._episodes.start_soon(rollouts.run)
         return rollouts
 
-    async def evaluate(self, tasks: Iterable[Task], *, group_size: int = 1) -> list[EpisodeRecord]:
-        """Roll out `tasks` apart from training: nothing of it is in `folder` or counted anywhere.
+    async def evaluate(self, tasks: Iterable[Task]) -> list[EpisodeRecord]:
+        """Roll out an episode of each of `tasks` apart from training: nothing of it is in `folder` or counted anywhere.
 
         The same tasks have the same noise each time, so two versions are compared under equal luck.
         """
-        plans, held = [Ledger().again(task, group_size) for task in tasks], Held()
+        plans, held = [Ledger().again(task, 1) for task in tasks], Held()
         await dispatch(self.setup, plans, held, QUIET, max_concurrent=self.max_concurrent)
         return sorted(held.episodes, key=lambda episode: episode.key)
 
@@ -147,7 +145,7 @@ class Rollouts:
         """Roll out to the end of the tasks. `Runtime` runs it."""
         runtime = self._runtime
         with self._send:
-            await dispatch(runtime.setup, self._plans(), self, runtime.observer, max_concurrent=runtime.max_concurrent)
+            await dispatch(runtime.setup, self._plans(), self, QUIET, max_concurrent=runtime.max_concurrent)
 
     def close(self) -> None:
         """Hand over no more. `Runtime` does it at its end."""

@@ -7,6 +7,7 @@ import pytest
 
 from agentrt import tool
 from agentrt.core.errors import UsageError
+from agentrt.env import mcp
 from agentrt.env.mcp import mcp_tools
 from agentrt.env.tool import Tool
 from agentrt.sandbox.permits import Permits
@@ -68,6 +69,15 @@ def test_the_tools_of_a_server_share_it_and_its_state(tmp_path: Path) -> None:
         ("ok", "1\n[image]"), ("tool_error", "no"), ("ok", "2\n[image]"),
     ]  # fmt: skip
     assert heard == [Progress(0.25), Progress(0.25)]
+
+
+def test_a_long_list_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than what a call may say to a model."""
+    long = server(tmp_path, PLAIN.replace('"inputSchema":', '"description": "d" * 100_000, "inputSchema":'))
+    assert [len(each.description) for each in mcp_tools(long)] == [100_000, 100_000]
+    monkeypatch.setattr(mcp, "LIST_BYTES", 70_000)
+    with pytest.raises(UsageError, match="the MCP server's list of tools is longer than 70000 bytes"):
+        mcp_tools(long)
 
 
 def test_one_of_several_is_not_the_tool(tmp_path: Path) -> None:
