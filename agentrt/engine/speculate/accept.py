@@ -19,10 +19,10 @@ def committed(
 
     A row that cannot be sampled from (`Drawn.error`) is committed as such where it is reached, and nothing after it.
     """
-    draft = sequence.draft
-    sound = next((row for row, one in enumerate(drawn) if one.error), len(drawn))
-    if verifier == "coupled" or sound <= 1:
-        return [drawn[row] for row in _rows(draft, coupled(draft, lambda row: drawn[row].token_id))]
+    draft, ids = sequence.draft, [one.token_id for one in drawn]
+    sound = 1 if verifier == "coupled" else next((row for row, one in enumerate(drawn) if one.error), len(drawn))
+    if sound <= 1:  # and no law is asked for
+        return [drawn[row] for row in _rows(draft, coupled(draft, ids.__getitem__))]
 
     host_KV = on_host(logits_KV)
 
@@ -37,6 +37,8 @@ def committed(
     ]
 
 
-def _rows(draft: Draft, ids: List[int]) -> list[int]:
+def _rows(draft: Draft, ids: List[int]) -> List[int]:
     """The rows that committed ids come from: all but the last are the draft's."""
+    if not draft.parents:
+        return range(len(ids))
     return [0, *(place + 1 for place in draft.walk(ids[:-1]))]

@@ -113,7 +113,7 @@ class Gate:
         self.even = 1.0
         """`evenness` of the requests that decode."""
         self._looks = self._requests = 0
-        self._steps = self._unverified = self._probe_after = 0
+        self._steps = self._verified = self._probe_after = 0
         self._is_probe = False
         self._plain, self._gain, self._own_seconds, self._stolen = NOTHING, 0.0, 0.0, 0.0
         """Of a step of as many requests as in the last look: what it takes without drafts, and what an id saves. What was done
@@ -129,7 +129,7 @@ class Gate:
         if requests != self._requests or self._looks % RENEWED == 0:
             self._requests, self._plain = requests, self.times.plain.about(requests)
             self._gain = saved_by_an_id(requests, self.times, self.even)
-        self._is_probe = not self.times.drafted.is_known or self._unverified >= self._probe_after
+        self._is_probe = not self.times.drafted.is_known or self._steps - self._verified >= self._probe_after
         if self._is_probe:
             return Terms(0.0, 1.0, min(longest, PROBE_LENGTH))
         return Terms(self.times.row(), self._gain / self._pace, longest)
@@ -160,15 +160,16 @@ class Gate:
 
         Of the drafts `accepted` ids stood.
         """
-        if not self.times.plain.is_known:
-            self.purse = PUT_BY * seconds
         self._steps += 1
-        self._unverified += 1
         self.purse += REGRET * seconds
-        is_plain = not drafted and not self._own_seconds
-        if not is_plain:
+        is_first = not self.times.plain.is_known
+        if is_first:
+            self.purse = PUT_BY * seconds
+        if drafted or self._own_seconds:
             self._account(drafted, accepted, self._cost(drafted, seconds, prompt_rows))
-        if drafted or not self.times.plain.is_known or (is_plain and self._steps % TIMED_EVERY == 0):
+        elif self._steps % TIMED_EVERY and not is_first:
+            return
+        if drafted or not self._own_seconds or is_first:
             self.times.note(requests, drafted, seconds - self._own_seconds, prompt_rows)
         self._own_seconds = self._stolen = 0.0
 
@@ -189,7 +190,7 @@ class Gate:
         self.purse = max(self.purse + min(gain - cost, room), -self._plain)
         self._enough = 0.0 if self.purse >= 0 else min(IN_A_ROW * self._look, self._plain)
         if drafted:
-            self._unverified = 0
+            self._verified = self._steps
             if self._is_probe and self.times.drafted.is_known:
                 self._probe_after = min(2 * max(self._probe_after, FIRST_PROBE), PROBE_EVERY)
 

@@ -158,7 +158,8 @@ class Speculator:
             bring = {sequence: self._expected(draft) for sequence, draft in drafts.items()}
             ids, rows = sum(bring.values()), sum(len(draft.ids) for draft in drafts.values())
             pays = self.gate.pays(ids, rows)
-            modelled = self._modelled(decoding, drafts, bring, terms, self.gate.saves(ids, rows) if pays else -inf)
+            if self.drafter:
+                modelled = self._modelled(decoding, drafts, bring, terms, self.gate.saves(ids, rows) if pays else -inf)
         if pays or modelled:
             for sequence, draft in drafts.items():
                 sequence.draft = NO_DRAFT if sequence in modelled else draft
@@ -252,6 +253,8 @@ def _drafted(sequence: Sequence, found: Found) -> Draft:
     """What was found, up to an id that ends the turn."""
     stops = sequence.params.stop_token_ids
     ids = first = _until(found.ids, stops)
+    if not found.branches:
+        return Draft(tuple(ids), (), found.kind)
     parents = list(range(-1, len(first) - 1))
     for leave, others in found.branches:
         if leave <= len(first) and (leave == 0 or first[leave - 1] not in stops):
@@ -264,7 +267,10 @@ def _drafted(sequence: Sequence, found: Found) -> Draft:
 
 def _until(ids: list[int], stops: tuple[int, ...]) -> list[int]:
     """Up to an id that ends the turn."""
-    return next((ids[:length] for length, token_id in enumerate(ids, start=1) if token_id in stops), ids)
+    for length, token_id in enumerate(ids, start=1):
+        if token_id in stops:
+            return ids[:length]
+    return ids
 
 
 def _other(kind: str) -> str:

@@ -13,6 +13,7 @@ A ring of ids with hash chains, as LZ77 coders have them: `chains[o][p]` is the 
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,7 +62,7 @@ class Found(NamedTuple):
 
     @property
     def kind(self) -> str:
-        return KINDS[_kind(self.matched, self.agreed)]
+        return KINDS[_named(self.matched, self.agreed)]
 
 
 NOTHING = Found([], 0, 0)
@@ -121,12 +122,16 @@ class Memory:
 
     def _read(self) -> None:
         """Remember what was added."""
+        begin, texts, sizes = self._end, list[IntArray](), list[tuple[int, int]]()
         for ids, start, stop, once in self._unread:
-            if once and self._is_known(ids[start:stop]):
-                continue
-            first = max(0, start - max(ORDERS))
-            text_T = np.frombuffer(ids[first:stop][-len(self._ring) // 2 :], dtype=np.int32)
-            self._end = _append(self._ring, self._chains, self._heads, self._end, text_T, start - first)
+            if not (once and self._is_known(ids[start:stop])):
+                first = max(0, start - LONGEST)
+                texts.append(ids[first:stop][-len(self._ring) // 2 :])
+                sizes.append((len(texts[-1]), start - first))
+                self._end += len(texts[-1]) + 1
+        if texts:
+            text_T = np.frombuffer(b"".join(texts), dtype=np.int32)
+            _append(self._ring, self._chains, self._heads, begin, text_T, np.array(sizes))
         self._unread.clear()
 
     def _is_known(self, text: IntArray) -> bool:
@@ -141,8 +146,17 @@ class Memory:
 
 
 @ordered()
-def _append(ring: Any, chains: Any, heads: Any, end: int, text: Any, known: int) -> int:
-    """Write a text whose first `known` ids stand elsewhere already; where the next one begins."""
+def _append(ring: Any, chains: Any, heads: Any, end: int, text_T: Any, sizes_S2: Any) -> None:
+    """Write texts, one after another: of each the length, and how many of its first ids stand elsewhere already."""
+    first = 0
+    for s in range(sizes_S2.shape[0]):
+        length, known = sizes_S2[s]
+        _append_one(ring, chains, heads, end, text_T[first : first + length], known)
+        first, end = first + length, end + length + 1
+
+
+@ordered()
+def _append_one(ring: Any, chains: Any, heads: Any, end: int, text: Any, known: int) -> None:
     size = ring.shape[0]
     for i in range(text.shape[0]):
         ring[(end + i) % size] = text[i]
@@ -152,9 +166,7 @@ def _append(ring: Any, chains: Any, heads: Any, end: int, text: Any, known: int)
             slot = _hash(text, last + 1, order)
             chains[which, (end + last) % size] = heads[which, slot]
             heads[which, slot] = end + last
-    end += text.shape[0]
-    ring[end % size] = APART
-    return end + 1
+    ring[(end + text.shape[0]) % size] = APART
 
 
 @ordered()
@@ -173,6 +185,10 @@ def _kind(matched: int, agreed: int) -> int:
     while matched >> octave:
         octave += 1
     return voters * OCTAVES + octave
+
+
+_named = cache(_kind)
+"""From Python, where a compiled call takes longer than the sum."""
 
 
 @ordered()
@@ -225,20 +241,21 @@ def _follow(
     count, agreed, sides, room = 0, 0, 0, out.shape[0]
     while count < room and live > 0:
         winner, votes, voters = _vote(ring, end, places, live, count + 1, APART)
-        is_clear = 2 * votes >= voters
         if count == 0:
             agreed = voters if votes == voters else 0
             room = _worth(survivals_KJ[_kind(longest, agreed)], least, room)
             if room == 0:
                 break
+        # A chain that agreed until here ends where it would be another kind of draft; a tree goes on both ways.
+        goes_on = 2 * votes >= voters and (agreed == 0 or votes == voters or sides_BC.shape[0] > 0)
         if votes < voters and sides < sides_BC.shape[0]:
-            other = _vote(ring, end, places, live, count + 1, winner)[0] if is_clear else winner
+            other = _vote(ring, end, places, live, count + 1, winner)[0] if goes_on else winner
             others = places[:live].copy()
             kept = _keep(ring, others, live, count + 1, other)
             sides_BC[sides, 0] = _straight(ring, end, others, kept, count, sides_BC[sides, SIDE : SIDE + out.shape[0]])
             sides_BC[sides, 1] = count
             sides += 1
-        if voters == 0 or not is_clear:
+        if voters == 0 or not goes_on:
             break
         out[count] = winner
         count += 1

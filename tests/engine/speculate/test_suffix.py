@@ -65,11 +65,11 @@ def test_what_does_not_stand_often_enough_is_not_proposed() -> None:
     memory = Memory()
     memory.add(ids(1, 2, 3, 4, 50, 51, 52), 0)
     memory.add(ids(9, 5, 6, 7, 70, 71, 72), 0)
-    memory.add(ids(8, 5, 6, 7, 70, 71, 73), 0)
+    memory.add(ids(8, 5, 6, 7, 70, 71, 72), 0)
     tails = [ids(2, 3, 4), ids(5, 6, 7)]
     one, few = found = memory.find(tails, [8, 8])
     assert [one.kind for one in found] == ["text, one match, 2 and more", "text, few agreed, 2 and more"]
-    assert (one.ids, few.ids) == ([50, 51, 52], [70, 71, 73])
+    assert (one.ids, few.ids) == ([50, 51, 52], [70, 71, 72])
     survivals_KJ = np.ones((len(KINDS), 3))
     survivals_KJ[KINDS.index(one.kind)], survivals_KJ[KINDS.index(few.kind)] = [0.2, 0.1, 0.1], [0.9, 0.5, 0.2]
     for least, expected in ((0.1, [3, 3]), (0.2, [1, 3]), (0.5, [0, 2]), (0.6, [0, 1]), (1.0, [0, 0])):
@@ -93,6 +93,26 @@ def test_a_turn_follows_the_prompt_before_it() -> None:
     memory.add(conversation, 12)
     assert find(memory, ids(9, 10, 11), 4).ids == [12, 13, 14, 15]
     assert find(memory, ids(3, 4, 5), 4).ids == [6, 7, 8, 9]
+
+
+def test_a_siblings_turn_is_found_before_a_strangers_by_the_prompt_they_share() -> None:
+    """All prompts end alike, and longer so than a match must be; the stranger's turn is the newer one."""
+    memory, end = Memory(), range(100, 100 + 2 * max(ORDERS))
+    own, other = ids(1, 2, 3, *end), ids(4, 5, 6, *end)
+    for prompt, said in ((own, (20, 21, 22)), (other, (30, 31, 32))):
+        memory.add(prompt, 0, once=True)
+        memory.add(prompt + ids(*said), len(prompt))
+    found = find(memory, own, 4)
+    assert (found.ids, found.matched, found.agreed) == ([20, 21, 22], len(own), 1)
+    assert find(memory, other, 4).ids == [30, 31, 32]
+
+
+def test_a_draft_ends_where_texts_that_agreed_no_longer_do() -> None:
+    memory = Memory()
+    for last in (70, 70, 71):
+        memory.add(ids(9, 5, 6, 7, 8, last, 33), 0)
+    found = find(memory, ids(5, 6), 8), find(memory, ids(9, 5, 6), 8)
+    assert [(one.ids, one.agreed) for one in found] == [([], 0), ([7, 8], 3)]
 
 
 def test_a_prompt_that_a_group_shares_is_kept_once() -> None:
