@@ -1,5 +1,6 @@
 """`agentrt eval`: how good a model is on tasks it was not trained on, with intervals, in a folder of its own."""
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +49,8 @@ def evaluate(
     options = {
         "environment": environment, "model": model, "split": split, "groups": groups, "group_size": group_size, "seed": seed,
     }  # fmt: skip
+    if not math.isfinite(success):
+        raise UsageError(f"--success must be a finite number, not {success:g}")
     assignments = [*(assignments or []), *servers(engine)]
     spec = chosen_spec("eval", config, options, assignments, resume, output)
     if spec.split == TRAINING:

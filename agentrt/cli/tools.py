@@ -1,5 +1,6 @@
 """`agentrt tools`: which tools there are, whether one is in order, and a call of one, as an episode would make it."""
 
+import math
 import sys
 from typing import Annotated, Any
 
@@ -63,6 +64,8 @@ def call(
 
     Example: [cyan]agentrt tools call calculator '{"expression": "2 * 3"}'[/cyan]
     """
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--seconds must be above 0, not {seconds:g}")
     found = tools.tool(name)
     try:
         request = json.decode(arguments, dict[str, Any])

@@ -71,8 +71,7 @@ def mcp_tools(command: str, limits: ToolLimits = DEFAULT_LIMITS) -> list[Tool]:
     try:
         found: list[_Described] = json.decode(result.text, list[_Described])
     except msgspec.DecodeError as error:
-        why = f"is longer than {whole.output_bytes} bytes" if result.truncated else f"cannot be read: {error}"
-        raise UsageError(f"{command}: the MCP server's list of tools {why}") from error
+        raise UsageError(f"{command}: the MCP server's list of tools cannot be read: {error}") from error
     return [
         Tool(
             name=each.name, description=each.description, parameters=each.inputSchema, argv=argv,

@@ -78,7 +78,9 @@ class McpServer(Worker):
         name, arguments = request["name"], request["arguments"]
 
         async def call(session: ClientSession) -> Said:
-            return await self._call(session, name, arguments) if name else Said("ok", await tools(session))
+            if not name:
+                return Said("ok", await tools(session, self._limits.output_bytes))
+            return await self._call(session, name, arguments)
 
         await self._converse(process, call)
 
@@ -145,12 +147,16 @@ class McpServer(Worker):
             await self._write_all(sent.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
 
 
-async def tools(session: ClientSession) -> str:
-    """Every tool over all pages, as JSON."""
-    params, found = mcp_types.PaginatedRequestParams(), list[str]()
+async def tools(session: ClientSession, cap: int) -> str:
+    """Every tool over all pages, as JSON. `RuntimeError` if that is longer than `cap` bytes: there may be no last page."""
+    params, found, size = mcp_types.PaginatedRequestParams(), list[str](), 1
     while True:
         page = await session.list_tools(params=params)
-        found += (tool.model_dump_json(by_alias=True, exclude_none=True) for tool in page.tools)
+        more = [tool.model_dump_json(by_alias=True, exclude_none=True) for tool in page.tools]
+        size += sum(len(one.encode()) + 1 for one in more)
+        if size > cap:
+            raise RuntimeError(f"it is longer than {cap} bytes")
+        found += more
         if not page.next_cursor:
             return f"[{','.join(found)}]"
         params = mcp_types.PaginatedRequestParams(cursor=page.next_cursor)

@@ -1,5 +1,6 @@
 """`Terms`: on which a tool runs: its protocol, its limits, what it may read, how well it must be isolated."""
 
+import math
 from typing import Literal
 
 import msgspec
@@ -43,8 +44,8 @@ class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"limits.{name} must be above 0, not {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"limits.{name} must be a number above 0, not {value}")
         if self.files > MAX_FILES:
             raise ValueError(f"limits.files is at most {MAX_FILES}, not {self.files}")
 

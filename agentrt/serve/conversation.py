@@ -22,6 +22,7 @@ from agentrt.env.chat.offload import rendered
 from agentrt.env.chat.renderer import Family
 from agentrt.serve.messages import FunctionTool
 from agentrt.serve.place import History, Mark, Place, place
+from agentrt.serve.requests import BadRequest
 
 CLIENT = "client"
 """What a session pauses for between two requests."""
@@ -97,7 +98,7 @@ class OpenTurn:
                 self._observed, params, max_tokens=max_tokens, progress=progress, grammar=grammar
             )
         except BaseException as error:
-            if not isinstance(error, RequestError):  # of which nothing was appended
+            if not isinstance(error, (RequestError, BadRequest)):  # of which nothing was appended
                 self._note_partial(CLIENT_ABORT if isinstance(error, get_cancelled_exc_class()) else "abort")
             raise
         if completion.finish_reason == "abort":

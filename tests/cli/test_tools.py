@@ -31,6 +31,8 @@ def test_the_list_names_every_tool() -> None:
         (("calculator", "[]"), 2, "", "agentrt: the arguments are no JSON object"),
         (("calculator", '{"expr": 1}'), 2, "", "agentrt: arguments: "),
         (("calculater",), 2, "", "did you mean 'calculator'?"),
+        (("calculator", "--seconds", "nan"), 2, "", "agentrt: --seconds must be above 0, not nan"),
+        (("calculator", "--seconds", "-1"), 2, "", "agentrt: --seconds must be above 0, not -1"),
     ],
 )
 def test_a_call(arguments: tuple[str, ...], code: int, out: str, err: str) -> None:

@@ -76,8 +76,18 @@ def test_a_long_list_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     long = server(tmp_path, PLAIN.replace('"inputSchema":', '"description": "d" * 100_000, "inputSchema":'))
     assert [len(each.description) for each in mcp_tools(long)] == [100_000, 100_000]
     monkeypatch.setattr(mcp, "LIST_BYTES", 70_000)
-    with pytest.raises(UsageError, match="the MCP server's list of tools is longer than 70000 bytes"):
+    with pytest.raises(UsageError, match="the MCP server gives no list of tools: it is longer than 70000 bytes"):
         mcp_tools(long)
+
+
+def test_a_list_of_tools_without_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mcp, "LIST_BYTES", 1_000_000)
+    text = PLAIN.replace('"cursor", "count")', '"cursor", "d" * 300_000)')
+    endless = server(
+        tmp_path, text.replace('({"nextCursor": "fail"} if page == "count" else {})', '{"nextCursor": page}')
+    )
+    with pytest.raises(UsageError, match="the MCP server gives no list of tools: it is longer than 1000000 bytes"):
+        mcp_tools(endless)
 
 
 def test_one_of_several_is_not_the_tool(tmp_path: Path) -> None:

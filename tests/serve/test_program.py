@@ -111,6 +111,14 @@ async def test_a_limit_ends_the_program() -> None:
     assert [branch.fork is None for branch in record.branches] == [True, False]
 
 
+async def test_a_turn_that_a_limit_forbids_leaves_nothing_on_its_branch() -> None:
+    record, _ = await play(two_turns, limits=Limits(max_turns=1))
+    assert (record.status, record.stop_reason) == ("ok", StopReason.MAX_TURNS)
+    [branch] = record.branches
+    [turn] = branch.turns
+    assert (turn.end, turn.finish_reason) == (len(branch.token_ids), "stop")
+
+
 async def test_a_turn_that_a_limit_cut_is_said_to_be() -> None:
     record, _ = await play(two_turns, script=("one", "twooo"), limits=Limits(max_turn_tokens=4))
     assert (record.stop_reason, record.truncated, record.messages[-1]["content"]) == (
