@@ -4,7 +4,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +31,7 @@ from agentrt.report.watchdog import watching_loop
 from agentrt.rollout.order import check_split
 from agentrt.rollout.run import run as roll_out
 from agentrt.rollout.setup import Setup
-from agentrt.rollout.sink import RunFolder, require_new
+from agentrt.rollout.sink import RunFolder, require_new, stored_run
 from agentrt.sandbox.probe import shared
 
 INTERRUPTED = 130
@@ -62,7 +62,8 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
     if not is_resumed:
         require_new(path)  # now, for a model takes long to load
     with _on_ray(cluster, spec, environment) if cluster else _here(spec, environment) as work:
-        folder = RunFolder.resume(path) if is_resumed else _created(path, spec, environment, work.engine)
+        versions = _versions(environment, work.engine)
+        folder = _resumed(path, versions) if is_resumed else RunFolder.create(path, spec, versions)
         say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
         started = time.perf_counter()
         with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
@@ -135,12 +136,22 @@ def _probe_sandbox(environment: Environment, spec: RunSpec) -> None:
     say(f"tools run isolated at {isolation.line}")
 
 
-def _created(path: Path, spec: RunSpec, environment: Environment, engine: EngineInfo) -> RunFolder:
-    versions = {name: version(name) for name in ("agentrt", "torch", "numba", "tokenizers")} | {
+def _versions(environment: Environment, engine: EngineInfo) -> dict[str, str]:
+    """Of all that a record depends on."""
+    return {name: version(name) for name in ("agentrt", "torch", "numba", "tokenizers")} | {
         "python": platform.python_version(), "model": engine.model_hash,
         "environment": registry.describe(environment).source_hash,
     }  # fmt: skip
-    return RunFolder.create(path, spec, versions)
+
+
+def _resumed(path: Path, versions: Mapping[str, str]) -> RunFolder:
+    """The folder of an earlier run; says what has changed since, as the run's records will be of both."""
+    before = stored_run(path).versions
+    known = [name for name in versions if versions[name] and before.get(name)]  # a server may not say its model's hash
+    changed = [name for name in known if before[name] != versions[name]]
+    if changed:
+        say(f"not as it was when this run began: {', '.join(changed)}; what is left is run with what is here now")
+    return RunFolder.resume(path)
 
 
 @contextmanager

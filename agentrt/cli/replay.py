@@ -9,6 +9,7 @@ import typer
 from agentrt.cli.console import results
 from agentrt.cli.options import AsJson
 from agentrt.cli.sim import chosen_policies
+from agentrt.core.errors import UsageError
 
 
 def replay(
@@ -32,6 +33,9 @@ def replay(
     from agentrt.sim.table import render
 
     recorded = recording(folder)
+    page = recorded.spec.engine.page_size
+    if pool is not None and pool < page:
+        raise UsageError(f"--pool must hold a page of {page} ids at least, not {pool}")
     spec = replay_spec(recorded, pool or 0)
     given = {"model": model, "link_gigabytes": link}
     cells = [

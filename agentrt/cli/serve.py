@@ -37,7 +37,7 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Where to listen; another than this machine alone needs an API key.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.")] = 8000,
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
     api_keys: Annotated[
         Path | None, typer.Option("--api-keys", help="A file with one API key a line; without it no key is asked for.")
     ] = None,

@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
 
@@ -333,11 +333,25 @@ def _explain(message: str, kind: Any) -> str:
     message = message.replace("null", UNBOUNDED)
     message, _, path = message.partition(" - at `$")
     keys = [key for key in re.split(r"[.\[\]]+", path.rstrip("`")) if key]
-    unknown = re.search(r"unknown field `(.+)`", message)
-    if unknown is None:
-        where = ".".join(keys)
-        return message if message.startswith(where) else f"{where}: {message}"
+    where, kind = ".".join(keys), _type_at(kind, keys)
+    if unknown := re.search(r"unknown field `(.+)`", message):
+        valid = [field.name for field in msgspec.structs.fields(kind)]
+        return f"unknown key {'.'.join([*keys, unknown[1]])}; {nearest(unknown[1], valid)}"
+    if invalid := re.search(r"Invalid enum value '(.+)'", message):
+        return f"{where}: there is no {invalid[1]!r}; {nearest(invalid[1], _words(kind))}"
+    return message if message.startswith(where) else f"{where}: {message}"
+
+
+def _type_at(kind: Any, keys: Iterable[str]) -> Any:
+    """What a key of a key of a struct is."""
     for key in keys:
-        kind = next((field.type for field in msgspec.structs.fields(kind) if field.name == key), kind)
-    valid = [field.name for field in msgspec.structs.fields(kind)]
-    return f"unknown key {'.'.join([*keys, unknown[1]])}; {nearest(unknown[1], valid)}"
+        fields = msgspec.structs.fields(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+        kind = next((field.type for field in fields if field.name == key), kind)
+    return kind
+
+
+def _words(kind: Any) -> list[str]:
+    """What a value may be, of which some are words: `auto`, `int`."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [word for one in get_args(kind) for word in _words(one)] or [kind.__name__]

@@ -58,12 +58,23 @@ def mcp_tools(command: str, limits: ToolLimits = DEFAULT_LIMITS) -> list[Tool]:
         protocol="mcp", limits=limits, readable=(*packages, *files), environment={"PYTHONPATH": ":".join(packages)}
     )
 
-    whole = msgspec.structs.replace(limits, output_bytes=max(limits.output_bytes, LIST_BYTES))
-    asked = msgspec.structs.replace(terms, limits=whole)
+    return [
+        Tool(
+            name=each.name, description=each.description, parameters=each.inputSchema, argv=argv,
+            terms=msgspec.structs.replace(terms, method=each.name),
+        )
+        for each in _asked(command, argv, terms)
+    ]  # fmt: skip
+
+
+def _asked(command: str, argv: tuple[str, ...], terms: Terms) -> list[_Described]:
+    """What the server says of its tools; that may be longer than what a call may say."""
+    limits = msgspec.structs.replace(terms.limits, output_bytes=max(terms.limits.output_bytes, LIST_BYTES))
+    request, terms = {"name": "", "arguments": {}}, msgspec.structs.replace(terms, limits=limits)
 
     async def ask() -> ToolResult:
         with Sandbox(Permits(1)) as sandbox:
-            return await sandbox.call(argv, {"name": "", "arguments": {}}, seconds=START_SECONDS, terms=asked)
+            return await sandbox.call(argv, request, seconds=START_SECONDS, terms=terms)
 
     result = in_thread(ask)
     if result.outcome != "ok":
@@ -72,10 +83,4 @@ def mcp_tools(command: str, limits: ToolLimits = DEFAULT_LIMITS) -> list[Tool]:
         found: list[_Described] = json.decode(result.text, list[_Described])
     except msgspec.DecodeError as error:
         raise UsageError(f"{command}: the MCP server's list of tools cannot be read: {error}") from error
-    return [
-        Tool(
-            name=each.name, description=each.description, parameters=each.inputSchema, argv=argv,
-            terms=msgspec.structs.replace(terms, method=each.name),
-        )
-        for each in found
-    ]  # fmt: skip
+    return found

@@ -1,5 +1,6 @@
 """What a simulation is asked to do."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -42,9 +43,9 @@ class SimSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
     def __post_init__(self) -> None:
         for name in ("link_gigabytes", "phi", "episodes", "group_size", "page_size"):
-            if getattr(self, name) <= 0:
+            if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
-        if self.host_share < 0:
+        if not 0 <= self.host_share < math.inf:
             raise ValueError(f"host_share must be 0 or more, not {self.host_share}; 0 means no host")
 
     def with_(self, **changes: Any) -> "SimSpec":

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,8 +93,22 @@ def test_a_finished_run_has_nothing_left_to_resume(finished: tuple[Path, str]) -
     again = agentrt("run", "--resume", str(finished[0]), "--json")
     assert again.returncode == 0
     assert "this run is complete" in again.stderr
+    assert "not as it was" not in again.stderr
     assert json.loads(again.stdout.splitlines()[-1])["attempts"] == 0
     assert (finished[0] / "trajectories.jsonl").read_bytes() == before
+
+
+def test_a_resume_says_what_is_not_as_it_was(finished: tuple[Path, str], tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    shutil.copytree(finished[0], folder)
+    text = (folder / "run.toml").read_text()
+    (folder / "run.toml").write_text(re.sub(r'(?m)^(model|environment) = "[0-9a-f]{32,}"', r'\1 = "0"', text))
+    again = agentrt("run", "--resume", str(folder))
+    assert again.returncode == 0
+    assert (
+        "not as it was when this run began: model, environment; what is left is run with what is here now"
+        in again.stderr
+    )
 
 
 def test_a_resume_with_another_spec_is_refused(finished: tuple[Path, str]) -> None:
@@ -199,6 +215,16 @@ def test_a_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a run of agentrt" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_environment_that_raises_shows_its_own_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import no_such_package\n")
+    done = agentrt("run", "mine.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f'File "{tmp_path}/mine.py", line 1' in done.stderr
+    assert "typer" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last == "agentrt: environment mine.py raised ModuleNotFoundError: No module named 'no_such_package'"
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

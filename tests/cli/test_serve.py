@@ -24,6 +24,13 @@ def test_another_host_needs_a_key() -> None:
     assert "--api-keys" in done.stderr
 
 
+def test_a_port_is_one() -> None:
+    done = subprocess.run([*COMMAND, "--port", "65536"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @contextmanager
 def served(*options: str) -> Iterator[str]:
     """The URL of a server of sprout, which ends in order."""

@@ -46,6 +46,8 @@ def test_the_file_of_a_run_gives_its_spec(tmp_path: Path) -> None:
         ("limits.max_turns=abc", "the run's spec: limits.max_turns: Expected `int | unbounded`, got `str`"),
         ("limits.max_turn_tokens=unbounded", "the run's spec: limits.max_turn_tokens: Expected `int`, got `unbounded`"),
         ("sampling.top_p=2", "the run's spec: sampling.top_p must be in (0, 1], not 2.0; 1 means off"),
+        ("engine.kv_policy=lur", "the run's spec: engine.kv_policy: there is no 'lur'; did you mean 'lru'?"),
+        ("engine.kv_tokens=much", "the run's spec: engine.kv_tokens: there is no 'much'; known are auto, int"),
         ("limits.max_turns=0", "the run's spec: limits.max_turns must be above 0, not 0"),
         ("groups=0", "the run's spec: groups must be above 0, not 0"),
     ],

@@ -81,3 +81,14 @@ def test_a_missing_manifest(tmp_path: Path) -> None:
 )
 def test_arguments_are_checked(arguments: dict[str, object], refusal: str) -> None:
     assert fake_tool("f", SCHEMA).refusal(arguments) == refusal
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
+def test_a_limit_is_a_number_above_0(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("")
+    path.with_suffix(".toml").write_text(
+        f'name = "mine"\ndescription = "d"\n[parameters]\ntype = "object"\n[limits]\nstart_seconds = {value}\n'
+    )
+    with pytest.raises(UsageError, match=f"limits.start_seconds must be a number above 0, not {value}"):
+        tool(path)

@@ -35,6 +35,12 @@ def episode(task: str, member: int, seconds: float = 2.0) -> EpisodeRecord:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("pool", ["-5", "15"])
+def test_a_pool_holds_a_page(folder: Path, pool: str) -> None:
+    done = CliRunner().invoke(app, ["replay", str(folder), "--pool", pool])
+    assert str(done.exception) == f"--pool must hold a page of 16 ids at least, not {pool}"
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "run"

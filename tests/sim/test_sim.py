@@ -1,6 +1,7 @@
 """Simulated runs: the roofline by hand, exact repeats, every policy on a pool that is far too small, in virtual time."""
 
 import json
+import math
 from collections.abc import MutableSequence
 from pathlib import Path
 from random import Random
@@ -10,7 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrt.cli import app
-from agentrt.core.spec import KVPolicy
+from agentrt.core.errors import UsageError
+from agentrt.core.spec import KVPolicy, convert
 from agentrt.engine.roster import Roster
 from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore
 from agentrt.engine.step import EngineCore
@@ -124,3 +126,9 @@ def test_a_wrong_spec_is_one_sentence(tmp_path: Path) -> None:
 def test_an_unknown_policy_is_named() -> None:
     result = CliRunner().invoke(app, ["sim", "--policies", "fifo"])
     assert "there is no policy 'fifo'" in str(result.exception)
+
+
+@pytest.mark.parametrize(("name", "value"), [("phi", math.nan), ("link_gigabytes", math.inf), ("host_share", math.nan)])
+def test_what_is_no_number_is_no_simulation(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"sim: {name} must be .*, not {value}"):
+        convert({name: value}, SimSpec, "sim")
