@@ -65,11 +65,13 @@ class Conversations:
 
     def returning(self, step: int, lengths: Lengths) -> dict[Lease, Returning]:
         """Those that keep pages while their tool runs and are expected back, the soonest first."""
-        expected = {}
+        expected, tokens = dict[Lease, Returning](), self._returns.tokens
+        if tokens is None:
+            return expected
         for lease, rest in self._resting.items():
             if rest.paused < 0 or not lease.pages:
                 continue
-            if (back := self._returns.expected(step - rest.paused)) is not None:
-                growth = Growth(rest.tokens + back.tokens, lengths.left(0, rest.max_tokens), back.steps)
+            if (steps := self._returns.steps(step - rest.paused)) is not None:
+                growth = Growth(rest.tokens + tokens, lengths.left(0, rest.max_tokens), steps)
                 expected[lease] = Returning(growth, len(lease.pages))
         return dict(sorted(expected.items(), key=lambda item: item[1].growth.delay))

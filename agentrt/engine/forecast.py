@@ -135,13 +135,6 @@ class Lengths:
         return growths_S3
 
 
-class Return(NamedTuple):
-    """A conversation comes back from its tool in `steps` steps, with `tokens` new ids."""
-
-    steps: int
-    tokens: int
-
-
 class Returns:
     """How conversations came back from their tools lately, and when one that is away will."""
 
@@ -153,7 +146,12 @@ class Returns:
         self._steps.add(steps)
         self._tokens.add(tokens)
 
-    def expected(self, waited: int) -> Return | None:
-        """What to expect of one that is away for `waited` steps; None if it is away longer than any was, or few are known."""
-        steps, tokens = self._steps.above(waited, MIDDLE), self._tokens.above(-1, LONG)
-        return None if steps is None or tokens is None else Return(steps - waited, tokens)
+    @property
+    def tokens(self) -> int | None:
+        """New ids that one is expected to bring; None if few are known."""
+        return self._tokens.above(-1, LONG)
+
+    def steps(self, waited: int) -> int | None:
+        """Until one is back that is away for `waited` steps; None if it is away longer than any was, or few are known."""
+        steps = self._steps.above(waited, MIDDLE)
+        return None if steps is None else steps - waited

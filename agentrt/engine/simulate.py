@@ -419,11 +419,12 @@ class SimulatedEngine(EngineService):
                     is_alone = False
                     continue
                 finished = self.core.step()
-                if is_alone and self._now() < self.core.until:
-                    clock.jump(self._now.take())
+                ends, spent = self._now(), self._now.take()
+                if is_alone and ends < self.core.until:
+                    clock.jump(spent)
                 else:
-                    await anyio.sleep(self._now.take())
-                    is_alone = True
+                    await anyio.sleep(spent)
+                    is_alone = spent > 0
                 self._finish(finished)
         except Exception as error:  # a bug, of whatever kind: every request is told, and nobody waits for ever
             self._crash = error

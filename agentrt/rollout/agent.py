@@ -191,8 +191,9 @@ class Agent:
         self.episode.timing.add(completion)
         self.episode.kv.add(completion, self._last_tool)
         self._last_tool = ""
-        versions = completion.versions if self.oldest_version is None else (*completion.versions, self.oldest_version)
-        self.oldest_version = min(versions, default=None)
+        oldest = min(completion.versions, default=self.oldest_version)
+        if oldest is not None:
+            self.oldest_version = oldest if self.oldest_version is None else min(oldest, self.oldest_version)
         return turn
 
     def _keep_partial(self, context: int) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.engine import scheduler
-from agentrt.engine.forecast import Forecast, Growth, Lengths, Return, Returns, growths_of
+from agentrt.engine.forecast import Forecast, Growth, Lengths, Returns, growths_of
 from agentrt.engine.scheduler import NOBODY, Capacity, Chunk, Crew, Demand, Line, Plan, Returning
 
 
@@ -300,12 +300,11 @@ def test_returns_are_learned_from_those_that_came_back() -> None:
     returns = Returns()
     for steps in range(1, 32):
         returns.add(steps, 100 + steps)
-    assert returns.expected(0) is None, "too few"
+    assert (returns.steps(0), returns.tokens) == (None, None), "too few"
     returns.add(32, 132)
-    assert returns.expected(0) == Return(16, 128)
-    assert returns.expected(20) == Return(6, 128)
-    assert returns.expected(31) == Return(1, 128)
-    assert returns.expected(32) is None, "away longer than any was"
+    assert [returns.steps(waited) for waited in (0, 20, 31)] == [16, 6, 1]
+    assert returns.steps(32) is None, "away longer than any was"
+    assert returns.tokens == 128
 
 
 def test_conversations_that_return_in_time_are_part_of_the_forecast() -> None:

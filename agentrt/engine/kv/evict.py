@@ -49,7 +49,7 @@ def evict_window(tree: RadixTree, group: int, count: int, tier: int = DEVICE) ->
         if freed == count:
             break
         if row[place] != NONE and pool.is_evictable(row[place]) and not (tier == HOST and node.users):
-            pool.uncache(row[place])
+            pool.uncache((row[place],))
             row[place] = NONE
             freed += 1
     return freed
@@ -96,10 +96,10 @@ def _evict_tail(tree: RadixTree, node: Node, tier: int, count: int) -> int:
         first -= 1
         freed += row[first] != NONE  # a copy that failed has none
     for pool, row in zip(tree.pools[tier], node.tables[tier], strict=True):
-        for index in range(first, end):
-            if row[index] != NONE and pool.is_evictable(row[index]):
-                pool.uncache(row[index])
-                row[index] = NONE
+        gone = [index for index in range(first, end) if row[index] != NONE and pool.is_evictable(row[index])]
+        pool.uncache(row[index] for index in gone)
+        for index in gone:
+            row[index] = NONE
     return freed
 
 

@@ -114,12 +114,14 @@ class PagePool:
             assert not self._cached[page], f"page {page} is in the prefix cache already"
             self._cached[page] = 1
 
-    def uncache(self, page: int) -> None:
-        """The prefix cache gives up a page that nobody else holds; it is free then."""
-        assert self.is_evictable(page), f"page {page} is still held"
-        self._cached[page] = self.refs[page] = 0
-        self.num_evictable -= 1
-        self._free.append(page)
+    def uncache(self, pages: Iterable[int]) -> None:
+        """The prefix cache gives up pages that nobody else holds; they are free then."""
+        refs, cached, before = self.refs, self._cached, len(self._free)
+        for page in pages:
+            assert refs[page] == cached[page] == 1, f"page {page} is still held"
+            cached[page] = refs[page] = 0
+            self._free.append(page)
+        self.num_evictable -= len(self._free) - before
 
     def is_evictable(self, page: int) -> bool:
         return bool(self._cached[page]) and self.refs[page] == 1

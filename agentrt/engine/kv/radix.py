@@ -322,7 +322,7 @@ class RadixTree:
             return False
         for pool, row in last:
             if (page := row.pop()) != NONE:
-                pool.uncache(page)
+                pool.uncache((page,))
         node.end -= 1
         del node.ids[node.length * self.page_size :]
         return True

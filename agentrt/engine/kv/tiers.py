@@ -338,7 +338,7 @@ class HostTier:
             pool, row = self.pools[group], node.tables[HOST][group]
             # Another load from it, if there is one, will fail as well, and come here when it ends.
             if row[at] == page and pool.is_evictable(page):
-                pool.uncache(page)
+                pool.uncache((page,))
                 row[at] = NONE
 
 

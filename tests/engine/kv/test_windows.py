@@ -40,7 +40,7 @@ def hit(cache: KVCache, length: int) -> int:
 def forget(cache: KVCache, place: int) -> None:
     """Take the page at a place of the only node from the local group."""
     (node,) = cache.tree.nodes()
-    cache.pools[LOCAL].uncache(node.table[LOCAL][place])
+    cache.pools[LOCAL].uncache((node.table[LOCAL][place],))
     node.table[LOCAL][place] = NONE
 
 
