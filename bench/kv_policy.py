@@ -215,8 +215,10 @@ def main() -> None:
     if given.quick:
         given.episodes, given.pool, given.models, given.corners = QUICK_EPISODES, QUICK_POOL, MODELS[0], QUICK_CORNERS
         given.phi, given.caps, given.seeds, given.policies = QUICK_PHI, QUICK_CAPS, 1, ",".join(QUICK_POLICIES)
+    if "priced" not in (policies := given.policies.split(",")) or not set(policies) - {"priced", "unlimited"}:
+        parser.error("--policies: priced, and at least one other beside unlimited, to hold it against")
     phis, caps = ([float(one) for one in numbers.split(",")] for numbers in (given.phi, given.caps))
-    choice = Choice(given.policies.split(","), caps, given.seeds, ())
+    choice = Choice(policies, caps, given.seeds, ())
     results = Results(given.results, given.seconds)
     cells = []
     for spec in wanted(given, phis):

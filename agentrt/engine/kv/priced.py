@@ -1,8 +1,8 @@
 """`Priced`: keep, park or drop, whichever costs the run the least engine time. Pure.
 
 All prices are in seconds of the engine's work lost to everybody. A lease has C ids, U of them unshared; its tool goes on for T
-more seconds, of which the distribution is known (`kv.tooltime`). A token of a full pool that is held for a second costs lambda:
-the share of the pool that it is, times the share of a step that one more sequence would get for nothing.
+more seconds, of which the distribution is known (`kv.tooltime`). A token that is held for a second where others lack room costs
+lambda: the share of a step that one more sequence would get for nothing, by the ids of those that are at work now.
 
     keep for t    lambda U E[min(T, t)], then P(T > t) times the cheaper of
     park          (lambda U + INTERFERENCE) (t_out + t_in), with t_out = 0 where the copy is made already
@@ -39,6 +39,8 @@ ENTER, STAY = 0.95, 1.2
 for one to go on with what it has. Between the two nobody goes in and out."""
 MOST_OVERFILL, CHEAP = 0.6, 0.01
 """What more is let in where it costs no more than these seconds to give up a conversation."""
+LEAST_AT_WORK = 0.25
+"""Of a pool: as much is taken to be at work, for what is given up now lets several in."""
 KEPT_FREE = 0.5
 """Of a pool, what of the host stays for those whose tools go on for long, and is no room for what is let in beyond the pool."""
 SOON = 2.0
@@ -61,11 +63,15 @@ class _Choice(NamedTuple):
     kind: Kind
 
 
-def memory_price(pool: PoolView) -> float:
-    """Lambda: what it costs to hold one id's KV for a second. 0 while nobody lacks pages."""
+def memory_price(pool: PoolView, idle: int) -> float:
+    """Lambda: what it costs to hold one id's KV for a second, 0 while nobody lacks pages. `idle` ids belong to nobody at work.
+
+    Another sequence saves each of those at work its part of what all need together: the fewer they are, the more.
+    """
     if not (pool.lacking or pool.waiting):
         return 0.0
-    return pool.rates.fixed_share / (pool.pages * pool.page_size)
+    at_work = (pool.pages - pool.available) * pool.page_size - idle
+    return pool.rates.fixed_share / max(at_work, LEAST_AT_WORK * pool.pages * pool.page_size)
 
 
 def give_up(lease: LeaseView, rates: Rates, price: float, *, has_host: bool) -> GiveUp:
@@ -146,7 +152,7 @@ class Priced:
 
     def _in_order(self, leases: Sequence[LeaseView], pool: PoolView) -> Iterator[tuple[LeaseView, Kind]]:
         """Who is given up and how, those first that go first. Nobody is priced before it is his turn."""
-        price, by_rank = memory_price(pool), sorted(leases, key=attrgetter("rank"))
+        price, by_rank = memory_price(pool, sum(one.unshared for one in leases)), sorted(leases, key=attrgetter("rank"))
         for lease in reversed(by_rank):
             if lease.rank > pool.inside.with_kv:
                 yield lease, self._way(lease, pool, price, pool.host_free).kind

@@ -46,9 +46,16 @@ def test_what_a_recomputed_token_and_a_copied_one_cost() -> None:
 
 
 def test_without_pressure_memory_costs_nothing() -> None:
-    assert memory_price(POOL._replace(waiting=0, lacking=0)) == 0.0
-    assert memory_price(POOL) == pytest.approx(1 / 800_000)
-    assert memory_price(POOL._replace(rates=QWEN3_8B._replace(fixed_share=0.25))) == pytest.approx(0.25 / 800_000)
+    assert memory_price(POOL._replace(waiting=0, lacking=0), 0) == 0.0
+    assert memory_price(POOL, 0) == pytest.approx(1 / 800_000)
+    assert memory_price(POOL._replace(rates=QWEN3_8B._replace(fixed_share=0.25)), 0) == pytest.approx(0.25 / 800_000)
+
+
+def test_the_fewer_are_at_work_the_dearer_is_memory() -> None:
+    """One more among few saves more of a step; but one that gives up all lets several in."""
+    assert memory_price(POOL, 400_000) == pytest.approx(1 / 400_000)
+    assert memory_price(POOL._replace(available=10_000), 400_000) == pytest.approx(1 / 240_000)
+    assert memory_price(POOL, 700_000) == memory_price(POOL, 800_000) == pytest.approx(1 / 200_000)
 
 
 def test_park_wins_for_a_long_context() -> None:
@@ -187,7 +194,8 @@ def test_if_nobody_can_go_on_what_is_worth_keeping_goes_too() -> None:
 
 def all_priced_first(policy: Priced, leases: list[LeaseView], pool: PoolView) -> list[tuple[int, str]]:
     """Who makes room, by the plain rule: everybody is priced, and the first of all goes first."""
-    price, room, heap = memory_price(pool), pool.host_free, list[tuple[tuple[int, float], int, LeaseView, str]]()
+    price = memory_price(pool, sum(one.unshared for one in leases))
+    room, heap = pool.host_free, list[tuple[tuple[int, float], int, LeaseView, str]]()
     places = {one.slot: place for place, one in enumerate(sorted(leases, key=lambda one: one.rank))}
 
     def push(one: LeaseView) -> None:
