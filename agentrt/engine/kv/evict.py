@@ -60,8 +60,11 @@ def _rank(node: Node) -> tuple[bool, int]:
 
 
 def _is_candidate(tree: RadixTree, node: Node, tier: int, doubles: bool) -> bool:
-    """Its last page on the tier may go: nobody holds it, and no page of the tier lies below it."""
-    if node.parent is None or (tier == HOST and node.users and not doubles):
+    """Its last page on the tier may go: nobody holds it, and no page of the tier lies below it.
+
+    One without places went with the last below it.
+    """
+    if node.parent is None or not node.length or (tier == HOST and node.users and not doubles):
         return False
     page = node.tables[tier][0][-1]
     if page != NONE and not tree.pools[tier][0].is_evictable(page):  # as for most

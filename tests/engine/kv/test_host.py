@@ -9,6 +9,7 @@ from talks import Talk, drain, make_core, park, prompt, settle, states, unlimite
 from agentrt.core.protocol import SessionHints
 from agentrt.engine.kv.evict import evict
 from agentrt.engine.kv.lease import State
+from agentrt.engine.kv.pages import NONE
 from agentrt.engine.kv.policy import Inside, LeaseView, PoolView
 from agentrt.engine.kv.priced import Priced
 from agentrt.engine.kv.radix import HOST
@@ -234,3 +235,23 @@ def test_filtered_episodes_make_way_first() -> None:
     b.lease.hints = SessionHints(is_filtered=True)
     c.turn(prompt(5, 9))
     assert states(a, b) == [State.CACHED, State.DROPPED]
+
+
+def test_an_empty_place_goes_with_the_last_branch_below_it() -> None:
+    """Two branches of which the copy of what they share failed: with them nothing is left of that node either."""
+    core = make_core(64, 64)
+    talks = [Talk(core), Talk(core)]
+    for talk, last in zip(talks, (1, 2), strict=True):
+        talk.turn([*prompt(0, 8), last, last, last, last])
+        park(talk)
+    for talk in talks:
+        core.close(talk.lease)
+    tree, host = core.cache.tree, core.cache.tier.pools[0]
+    evict(tree, 64)
+    above = next(node for node in tree.nodes() if node.children)
+    host.uncache(above.tables[HOST][0])
+    above.tables[HOST][0][:] = [NONE] * above.length
+    assert evict(tree, 64, HOST) > 0
+    assert list(tree.nodes()) == []
+    assert host.num_free == 64
+    core.check()
