@@ -71,7 +71,7 @@ def users_code(what: str) -> Iterator[None]:
         yield
     except AgentrtError:
         raise
-    except Exception as error:
+    except Exception as error:  # it may raise anything
         raise EnvironmentFailure(f"{what} raised {type(error).__name__}: {error}") from error
 
 

@@ -201,7 +201,7 @@ class Priced:
         typical = sum(contexts) // len(contexts)
         lease = leases[0]._replace(tokens=typical, unshared=typical, is_saved=False)
         has_host = pool.host_pages * pool.page_size > typical
-        price = pool.rates.fixed_share / (pool.pages * pool.page_size)
+        price = pool.rates.fixed_share / (pool.pages * pool.page_size)  # with the whole pool at work, as is the aim
         cost = give_up(lease, pool.rates, price, has_host=has_host).seconds
         most = min(MOST_OVERFILL, max(pool.host_pages / pool.pages - KEPT_FREE, 0.0))
         return most * min(CHEAP / cost, 1.0) if cost else 0.0
