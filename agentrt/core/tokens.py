@@ -69,7 +69,7 @@ class Tokens:
     def observe(self, token_ids: Sequence[int]) -> None:
         """Append ids that the policy did not sample."""
         count = len(token_ids)
-        self.token_ids.extend(Ids(token_ids))  # faster than by a list: an array is made of one at once
+        self.token_ids.extend(token_ids if isinstance(token_ids, Ids) else Ids(token_ids))  # an array is copied at once
         self.mask.frombytes(bytes(count))  # much faster than from lists of equal numbers
         self.logprobs.frombytes(bytes(count * self.logprobs.itemsize))
         self.versions.frombytes(b"\xff" * (count * self.versions.itemsize))  # NOT_SAMPLED

@@ -142,13 +142,13 @@ def plan_step(
     """
     ready = [demand for demand in running if not demand.is_loading]
     decodes = [demand for demand in ready if demand.known - demand.computed == 1]
-    left = _after(decodes, _after_crew(crew, capacity))
-    if crew.drafted and min(left.pages, left.rows) < 0:  # drafts make way first
+    rows, pages = _after(crew, decodes, capacity)
+    if crew.drafted and min(pages, rows) < 0:  # drafts make way first
         plan = plan_step(running, line, capacity, returning, crew._replace(drafted=0, draft_pages=0))
         return plan._replace(has_drafts=False)
-    if left.pages < 0:
-        return Plan([], [], lacking=-left.pages, is_stuck=True)
-    left = left._replace(rows=max(left.rows, 1))
+    if pages < 0:
+        return Plan([], [], lacking=-pages, is_stuck=True)
+    left = capacity._replace(rows=max(rows, 1), pages=pages)
     chunks = [Chunk(demand.slot, 1) for demand in decodes]
     for demand in ready:
         if demand.missing > 1 and (count := _chunk(demand, left)):
@@ -160,20 +160,16 @@ def plan_step(
     return Plan(chunks, admitted, lacking, num_expected=num_expected)
 
 
-def _after_crew(crew: Crew, capacity: Capacity) -> Capacity:
+def _after(crew: Crew, decodes: Sequence[Demand], capacity: Capacity) -> tuple[float, int]:
+    """The rows and pages that these leave, below 0 where they need more than there is."""
     rows = crew.rows + crew.drafted
     keys = crew.keys * rows / max(crew.rows, 1)  # a drafted row sees what the others see, on average
-    cost = rows + capacity.cost_per_key * (keys + rows / 2)
-    return capacity._replace(rows=capacity.rows - cost, pages=capacity.pages - crew.growing - crew.draft_pages)
-
-
-def _after(decodes: Sequence[Demand], capacity: Capacity) -> Capacity:
-    """What these leave, below 0 where they need more than there is."""
-    rows, pages = capacity.rows, capacity.pages
+    left = capacity.rows - (rows + capacity.cost_per_key * (keys + rows / 2))
+    pages = capacity.pages - crew.growing - crew.draft_pages
     for demand in decodes:
-        rows -= capacity.cost(demand.computed, 1)
+        left -= capacity.cost(demand.computed, 1)
         pages -= _pages_more(demand, 1, capacity)
-    return capacity._replace(rows=rows, pages=pages)
+    return left, pages
 
 
 def _admit(

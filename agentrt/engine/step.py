@@ -12,6 +12,7 @@ from bisect import insort
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from agentrt.core.errors import EngineFailure
@@ -23,7 +24,7 @@ from agentrt.engine.forecast import Growth, Lengths, growths_of
 from agentrt.engine.kv.cache import KVCache
 from agentrt.engine.kv.choose import make_policy
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.lease import Lease, Pause, Rank, State
+from agentrt.engine.kv.lease import Lease, Pause, State
 from agentrt.engine.kv.pages import PageCopy
 from agentrt.engine.kv.radix import Namespace
 from agentrt.engine.kv.tiers import Host
@@ -48,6 +49,7 @@ RESERVE_AFTER = 3
 DEAF_SECONDS = 0.1
 """A line of which nobody is let in, or whose head lacked pages, is not looked at again so soon, unless a turn comes or ends;
 in the second case, or pages come free."""
+_rank = attrgetter("rank")
 
 
 class StallError(EngineFailure):
@@ -322,10 +324,10 @@ class EngineCore:
 
     def _line(self) -> List[tuple[int, Sequence]]:
         """Those who may be let in next, with their places among all that wait. While nothing runs, that is everybody."""
-        leases = [one.lease for one in self.waiting]
-        inside = set(self.cache.inside(leases) if self.running else leases)
-        line = [(slot, one) for slot, one in enumerate(self.waiting) if one.lease in inside]
-        return line[: self.spec.max_batch]
+        waiting, most = self.waiting, self.spec.max_batch
+        if not self.running:
+            return list(enumerate(waiting[:most]))
+        return [(slot, waiting[slot]) for slot in self.cache.inside([one.lease for one in waiting])[:most]]
 
     def _demands(self, line: List[tuple[int, Sequence]]) -> Line:
         return Line([bool(one.lease.pages) for _, one in line], lambda place: self._demand(*line[place]))
@@ -584,7 +586,3 @@ def _branches(sequence: Sequence) -> list[tuple[int, int, int]]:
         (one.parent, first + len(one.above), first + len(one.above) + len(one.ids))
         for one in sequence.draft.branches()[1:]
     ]
-
-
-def _rank(sequence: Sequence) -> Rank:
-    return sequence.rank

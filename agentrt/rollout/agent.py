@@ -177,7 +177,7 @@ class Agent:
         if completion.finish_reason == "abort":
             self._keep_partial(completion.context_tokens)
             raise EngineFailure("the engine aborted a turn")
-        if not math.isfinite(math.fsum(completion.logprobs)):
+        if not math.isfinite(sum(completion.logprobs)):
             raise EngineFailure("the engine gave a sampled token a logprob that is not finite")
         record = turn_record(completion)
         self._turns.append(record)

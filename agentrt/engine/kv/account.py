@@ -71,7 +71,7 @@ def count_held(lease: "Lease", tier: "HostTier", page_size: int, now: float) -> 
     own = unshared = max(len(lease.pages) - (lease.anchor.end if lease.anchor else 0), 0)
     shares = 0.0
     for node in path:
-        length, users = node.length, node.users
+        length, users = node.end - node.start, node.users
         unshared += length if users == 1 else 0
         shares += length / users
     lease.unshared = unshared * page_size

@@ -5,7 +5,6 @@ on, is this file's. Sequences, steps and the model are none of its business.
 """
 
 import math
-from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
 
@@ -44,6 +43,9 @@ class KVCache:
         host = host or no_host(len(groups))
         self.groups, self.page_size, self.policy, self.clock = groups, page_size, policy or Lru(), clock
         self.pools = [PagePool(group.num_pages) for group in groups]
+        self.pool = self.pools[0]
+        """That of group 0. The scheduler counts its pages only: with those, the other groups have theirs."""
+        self._spare = int(HEADROOM * self.pool.num_pages)
         self.tree = RadixTree(groups, (self.pools, [PagePool(count) for count in host.pages]), page_size)
         self.tier = HostTier(self.tree, host)
         self.costs = StepCosts()
@@ -67,18 +69,9 @@ class KVCache:
         """Who is let in, and when the policy was asked for it."""
 
     @property
-    def pool(self) -> PagePool:
-        """The pool of group 0. The scheduler counts its pages only: with those, the other groups have theirs."""
-        return self.pools[0]
-
-    @property
     def num_tokens(self) -> int:
         """Ids that fit."""
         return self.pool.num_pages * self.page_size
-
-    @property
-    def _spare(self) -> int:
-        return int(HEADROOM * self.pool.num_pages)
 
     @property
     def num_parked(self) -> int:
@@ -304,7 +297,7 @@ class KVCache:
         if not leases:
             return False
         now, before = self.clock(), self.pool.num_available
-        pool = self._pool_view()._replace(waiting=waiting, lacking=lacking - coming, is_stuck=is_stuck)
+        pool = self._pool_view(waiting=waiting, lacking=lacking - coming, is_stuck=is_stuck)
         views = [LeaseView.of(lease, self.page_size, now, slot) for slot, lease in enumerate(leases)]
         for action in self.policy.make_room(views, pool):
             if self.pool.num_available >= goal:
@@ -320,16 +313,19 @@ class KVCache:
         """Whether its turns are let in while others run."""
         return bool(self.inside([lease]))
 
-    def inside(self, leases: Sequence[Lease]) -> Sequence[Lease]:
-        """Those of `leases` whose turns are let in while others run."""
+    def inside(self, leases: Sequence[Lease]) -> Sequence[int]:
+        """The places of those of `leases` whose turns are let in while others run."""
         now = self.clock()
         if now >= self._asked + INSIDE_SECONDS:
             self._asked = now
             self._inside = self.policy.inside(self._by_rank(now), self._pool_view())
         if self._inside == EVERYBODY:
-            return leases
+            return range(len(leases))
         with_kv, without = self._inside
-        return [one for one in leases if one.place <= (with_kv if one.anchor or one.computed else without)]
+        return [
+            at for at, one in enumerate(leases)
+            if one.place <= (with_kv if one.anchor or one.computed else without)
+        ]  # fmt: skip
 
     def prefetch(self, budget_bytes: float) -> None:
         """Bring parked leases back to pages that nobody needs: what fits the budget, but one at least."""
@@ -465,7 +461,8 @@ class KVCache:
         """Give an empty lease these whole pages, which are in the prefix cache; those of the host are copied back."""
         for pool, row in zip(self.pools, table, strict=True):
             pool.retain(pages_of(row))
-        lease.table = [array("i", row) for row in table]
+        for own, row in zip(lease.table, table, strict=True):
+            own.fromlist(row)
         self._anchor(lease, node)
         if any(page < NONE for row in table for page in row):
             self.tier.load(lease, self._take)
@@ -533,11 +530,11 @@ class KVCache:
         for slot, lease in enumerate(sorted(self._leases, key=attrgetter("place"))):
             yield LeaseView.of(lease, self.page_size, now, slot)
 
-    def _pool_view(self) -> PoolView:
+    def _pool_view(self, *, waiting: int = 0, lacking: int = 0, is_stuck: bool = False) -> PoolView:
         host = self.tier.pools[0]
         return PoolView(
-            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, self._host_room(),
-            rates=self._rates(), inside=self._inside,
+            self.page_size, self.pool.num_pages, self.pool.num_available, host.num_pages, self._host_room(), waiting, lacking,
+            is_stuck, self._rates(), self._inside,
         )  # fmt: skip
 
     def _rates(self) -> Rates:
@@ -548,14 +545,13 @@ class KVCache:
 
         Those that wait outside make way. What lies above the pages of a parked lease stays, whoever else has it.
         """
-        staying, pages = set[Node](), 0
-        for lease in (*self._parked, *self._parking, *self.tier.loading):
+        staying, pages, with_kv = set[Node](), 0, self._inside.with_kv
+        parked = [lease for lease in self._parked if lease.place <= with_kv]
+        for lease in (*parked, *self._parking, *self.tier.loading):
             node = lease.anchor
-            if lease.state is State.PARKED and lease.place > self._inside.with_kv:
-                continue
             while node is not None and node.parent is not None and node not in staying:
                 staying.add(node)
-                pages += node.length
+                pages += node.end - node.start
                 node = node.parent
         return self.tier.pools[0].num_pages - pages
 

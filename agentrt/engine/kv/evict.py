@@ -20,11 +20,15 @@ def evict(
     On the host the places of open leases stay, for that copy may be all they have; but for `doubles`, whose place somebody
     holds on the device. Nodes that are `spared` keep what they have. Returns how many pages it freed.
     """
-    order = count_from_0()
+    order, refs = count_from_0(), tree.pools[tier][0].refs
+    nodes = tree.resident if tier == DEVICE else tree.nodes()
+    ends = [(node, node.tables[tier][0][-1]) for node in nodes]
     heap = [
         (*_rank(node), next(order), node)
-        for node in (tree.resident() if tier == DEVICE else tree.nodes())
-        if node not in spared and _is_candidate(tree, node, tier, doubles)
+        for node, last in ends
+        if (last == NONE or refs[last] == 1)  # nobody but the tree holds it: not so for most
+        and node not in spared
+        and _is_candidate(tree, node, tier, doubles)
     ]
     heapify(heap)
     freed = 0
@@ -65,9 +69,6 @@ def _is_candidate(tree: RadixTree, node: Node, tier: int, doubles: bool) -> bool
     One without places went with the last below it.
     """
     if node.parent is None or not node.length or (tier == HOST and node.users and not doubles):
-        return False
-    page = node.tables[tier][0][-1]
-    if page != NONE and not tree.pools[tier][0].is_evictable(page):  # as for most
         return False
     last = _last(node, tier)
     if last < 0 or not _may_go(tree, node, tier, last):

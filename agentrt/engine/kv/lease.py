@@ -96,6 +96,7 @@ class Lease:
         "meter",
         "namespace",
         "number",
+        "pages",
         "pause",
         "place",
         "resumed",
@@ -108,7 +109,10 @@ class Lease:
         self.namespace, self.number, self.meter = namespace, number, Meter(now)
         """Leases are numbered in the order of their first requests."""
         self.table: list[IntArray] = [array("i") for _ in range(num_groups)]
-        """A row for each cache group, a page for each `page_size` ids; none where they are out of the group's window."""
+        """A row for each cache group, a page for each `page_size` ids; none where they are out of the group's window. The rows
+        change, and stay the same objects."""
+        self.pages = self.table[0]
+        """Those of group 0, which has one at every place."""
         self.branches: list[list[IntArray]] = []
         """Tables of a draft's branches while a step verifies it. Their first pages are those of `table`."""
         self.computed = 0
@@ -134,11 +138,6 @@ class Lease:
         self.place: Rank = (now, number)
         """The rank of its last request (`engine.readiness`), and among equals who came first."""
         self.hints = SessionHints()
-
-    @property
-    def pages(self) -> IntArray:
-        """The pages of group 0, which has one at every place."""
-        return self.table[0]
 
     @property
     def is_running(self) -> bool:

@@ -66,6 +66,8 @@ class RadixTree:
     ) -> None:
         self.groups, self.pools, self.page_size = groups, pools, page_size
         self._roots: dict[Namespace, Node] = {}
+        self.resident: dict[Node, None] = {}
+        """The nodes that have pages of group 0 on the device: all above them have some too."""
         self._tick = 0
 
     def match(self, namespace: Namespace, ids: IntArray, whole: int) -> tuple[Node | None, Rows]:
@@ -156,12 +158,16 @@ class RadixTree:
 
     def trim(self, node: Node) -> None:
         """Drop the places at the end of a branch that have no page left, and the nodes that have no place left."""
+        row = node.tables[DEVICE][0]
+        if not row or row[0] == NONE:
+            self.resident.pop(node, None)
         while node.parent is not None and node.length and not node.children and not node.users:
             key, parent = self._key(node.ids, 0), node.parent
             while node.length and node.tables[DEVICE][0][-1] == node.tables[HOST][0][-1] == NONE and self._pop(node):
                 pass
             if node.length:
                 break
+            self.resident.pop(node, None)
             del parent.children[key]
             node = parent
         if node.parent is None and not node.children and not node.users:
@@ -182,15 +188,6 @@ class RadixTree:
             stack.extend(node.children.values())
             yield node
 
-    def resident(self) -> Iterator[Node]:
-        """Those of `nodes`, in the same order, that have pages of group 0 on the device: all above them have some too."""
-        stack = [child for root in self._roots.values() for child in root.children.values()]
-        while stack:
-            node = stack.pop()
-            if node.tables[DEVICE][0][0] != NONE:
-                stack.extend(node.children.values())
-                yield node
-
     def pages(self, group: int = 0, tier: int = DEVICE) -> Iterator[int]:
         """Every page of a group in the tree."""
         for node in self.nodes():
@@ -210,8 +207,11 @@ class RadixTree:
             assert node.parent.end == node.start, "a node does not start where its parent ends"
             assert node.parent.children[self._key(node.ids, 0)] is node, "a node is filed under another key"
             assert node.users >= sum(child.users for child in node.children.values()), "more users below than above"
-        found = [node for node in self.nodes() if any(page != NONE for page in node.tables[DEVICE][0])]
-        assert found == list(self.resident()), "the pages on the device are no prefix of a branch"
+        found = {node for node in self.nodes() if any(page != NONE for page in node.tables[DEVICE][0])}
+        assert found == set(self.resident), "a node with pages on the device is not known as one, or one without is"
+        for node in self.resident:
+            assert node.tables[DEVICE][0][0] != NONE, "the pages on the device are no prefix of a node"
+            assert node.start == 0 or node.parent in self.resident, "the pages on the device are no prefix of a branch"
         for root in self._roots.values():
             assert root.children or root.users, "a namespace without pages"
 
@@ -272,6 +272,7 @@ class RadixTree:
         for pool, row in zip(self.pools[DEVICE], own, strict=True):
             pool.cache(page for page in row if page != NONE)
         parent.children[self._key(node.ids, 0)] = node
+        self.resident[node] = None
         return node
 
     def _extend(self, node: Node, ids: IntArray, table: Sequence[IntArray], whole: int) -> Node:
@@ -300,7 +301,9 @@ class RadixTree:
                     pool.retain((ours,))
                     pool.release((theirs,))
                     row[node.start + index] = ours
-            pool.cache(new)
+            if new:
+                pool.cache(new)
+                self.resident[node] = None
 
     def _split(self, node: Node, at: int) -> Node:
         """Cut the first `at` pages off into a new node above; `node` itself stays the lower one, so anchors hold."""
@@ -312,6 +315,10 @@ class RadixTree:
         node.ids, node.tables = node.ids[at * self.page_size :], (rows[0], rows[1])
         node.parent, node.start = upper, upper.end
         upper.children[self._key(node.ids, 0)] = node
+        if node in self.resident:
+            self.resident[upper] = None
+            if node.tables[DEVICE][0][0] == NONE:
+                del self.resident[node]
         return upper
 
     def _pop(self, node: Node) -> bool:

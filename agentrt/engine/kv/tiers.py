@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol, Self
 
 from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.lease import Lease
-from agentrt.engine.kv.pages import NONE, PageCopies, PageCopy, PagePool, away, singly
+from agentrt.engine.kv.pages import NONE, PageCopies, PageCopy, away, singly
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
 Direction = Literal["save", "load"]
@@ -112,6 +112,8 @@ class HostTier:
 
     def __init__(self, tree: RadixTree, host: Host) -> None:
         self.tree, self.copier, self.page_bytes = tree, host.copier, host.page_bytes
+        self.pools = tree.pools[HOST]
+        """The pages of the host, by group."""
         self._queue: deque[Lease] = deque()
         self._saving: list[set[int]] = [set() for _ in tree.groups]
         """Pages of the device that are being copied, by group."""
@@ -119,11 +121,6 @@ class HostTier:
         self._checksums: dict[tuple[int, int], int] = {}
         self.failed = 0
         """Copies that came to nothing."""
-
-    @property
-    def pools(self) -> Sequence[PagePool]:
-        """The pages of the host, by group."""
-        return self.tree.pools[HOST]
 
     @property
     def is_copying(self) -> bool:
