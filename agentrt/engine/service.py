@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import anyio
 import anyio.abc
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import EngineFailure, WeightsError
+from agentrt.core.errors import EngineFailure, RequestError, WeightsError
 from agentrt.core.protocol import (
     Completion,
     EngineInfo,
@@ -59,7 +59,7 @@ class EngineService:
         """Whom to tell, after each step, that a sequence may have grown."""
         self._updates = anyio.Lock()
         self._turn = threading.Condition()
-        self._is_closing = False
+        self._state: Literal["not entered", "open", "closed"] = "not entered"
         self._crash: BaseException | None = None
 
     @property
@@ -94,7 +94,7 @@ class EngineService:
             self.post(lambda: self.core.submit(sequence, session.lease))
             await ended.wait()
         except anyio.get_cancelled_exc_class():
-            self.post(lambda: self._abort(sequence))
+            self.post(lambda: self.abort(sequence))
             with anyio.move_on_after(ABORT_SECONDS, shield=True):
                 await ended.wait()
             raise
@@ -103,14 +103,28 @@ class EngineService:
             self._watching.pop(sequence, None)
         self._raise_crash()
 
+    def abort(self, sequence: EngineSequence) -> None:
+        """In the step thread: end a request, and tell who waits for it. One that has ended already is left alone."""
+        if not sequence.is_finished:
+            self.core.abort(sequence)
+            self._finish([sequence])
+
+    def check_open(self) -> None:
+        """Raise `EngineFailure` if there is nobody to answer a request."""
+        self._raise_crash()
+        if self._state != "open":
+            raise EngineFailure(f"the engine is {self._state}: it answers inside its `async with`")
+
     async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
         """See `core.protocol.Engine.update_weights`. Cancelled before the weights are installed, it leaves the old ones."""
         async with self._updates:
+            self.check_open()
             if version <= self.core.version:
                 raise WeightsError(f"version {version} is not above the present one, {self.core.version}")
             started = clock.now()
             install = await anyio.to_thread.run_sync(self.core.stage, source)
             read_seconds = clock.now() - started
+            self.check_open()
             update = Update(version=version, mode=mode, install=install)
             await self._carried_out(update)
             return UpdateReport(
@@ -138,6 +152,7 @@ class EngineService:
 
     async def __aenter__(self) -> Self:
         clock.refuse_in_virtual_time("the engine's step thread")
+        self._open()
         self._wake_out, self._wake_in = socket.socketpair()
         self._wake_out.setblocking(False)
         self._wake_in.setblocking(False)
@@ -151,7 +166,7 @@ class EngineService:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._turn:
-            self._is_closing = True
+            self._state = "closed"
             self._turn.notify()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join, ABORT_SECONDS)
@@ -171,10 +186,7 @@ class EngineService:
                 finished: list[EngineSequence | Update] = [*self.core.step(), *self._updated()]
                 if finished or self._watching:
                     self._finish(finished)
-            for ended in list(self._waiting):
-                if isinstance(ended, EngineSequence):
-                    self._abort(ended)
-            self._finish(list(self._waiting))
+            self._abort_all()
         except BaseException as error:
             self._crash = error
             self._finish(list(self._waiting))
@@ -182,18 +194,20 @@ class EngineService:
     def _apply_commands(self) -> bool:
         """Run what was posted; sleep while there is nothing to do. False when the service closes."""
         with self._turn:
-            while not self._commands and self.core.is_idle and not self._is_closing:
+            while not self._commands and self.core.is_idle and self._state == "open":
                 self._turn.wait()
             commands = [self._commands.popleft() for _ in range(len(self._commands))]
-            is_closing = self._is_closing  # read with the commands: what was posted before the close is carried out
+            is_open = self._state == "open"  # read with the commands: what was posted before the close is carried out
         for command in commands:
             command()
-        return not is_closing
+        return is_open
 
-    def _abort(self, sequence: EngineSequence) -> None:
-        if not sequence.is_finished:
-            self.core.abort(sequence)
-            self._finish([sequence])
+    def _abort_all(self) -> None:
+        """The engine closes: nobody waits any longer."""
+        for ended in list(self._waiting):
+            if isinstance(ended, EngineSequence):
+                self.abort(ended)
+        self._finish(list(self._waiting))
 
     def _updated(self) -> list[Update]:
         return [update for update in list(self._waiting) if isinstance(update, Update) and update.is_done]
@@ -217,6 +231,10 @@ class EngineService:
             ended = self._waiting.get(self._finished.popleft())
             if ended is not None:
                 ended.set()
+
+    def _open(self) -> None:
+        assert self._state == "not entered", "an engine is entered once"
+        self._state = "open"
 
     def _raise_crash(self) -> None:
         if self._crash is not None:
@@ -258,7 +276,8 @@ class LocalSession:
         grammar: Grammar | None = None,
         progress: Callable[[], None] | None = None,
     ) -> Completion:
-        assert self._is_open, "a session is sampled from inside its `with`"
+        self._check_free()
+        self._service.check_open()
         check_request(observed_ids, len(self._tokens), params, max_tokens, self._service.bounds)
         self._tokens.observe(observed_ids)
         del observed_ids  # not kept twice while the turn waits
@@ -274,7 +293,10 @@ class LocalSession:
         return _completion(sequence)
 
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
-        assert self._is_open, "a session is scored from inside its `with`"
+        self._check_free()
+        self._service.check_open()
+        if not len(scored_ids):
+            raise RequestError("scored_ids is empty: there is nothing to score")
         check_request(observed_ids, len(self._tokens), params, len(scored_ids), self._service.bounds)
         check_ids("scored_ids", scored_ids, self._service.bounds)
         self._tokens.observe([*observed_ids, *scored_ids])
@@ -289,22 +311,22 @@ class LocalSession:
 
     def hint(self, hints: SessionHints) -> None:
         self._hints = hints
-        self._service.post(self._give_hints)
+        self._post(self._give_hints)
 
     def pause(self, tool: str, arguments: str = "", deadline: float | None = None) -> None:
-        assert self._is_open, "a session pauses inside its `with`"
-        assert self._request is None or self._request.is_finished, "a session pauses between two calls of `sample`"
-        self._service.post(lambda: self._core.pause(self.lease, tool, arguments, deadline))
+        self._check_free()
+        self._post(lambda: self._core.pause(self.lease, tool, arguments, deadline))
 
     def progress(self, eta_seconds: float) -> None:
-        self._service.post(lambda: self._core.progress(self.lease, eta_seconds))
+        self._post(lambda: self._core.progress(self.lease, eta_seconds))
 
     def resume(self) -> None:
-        self._service.post(lambda: self._core.cache.unpause(self.lease))
+        self._post(lambda: self._core.cache.unpause(self.lease))
 
     def fork(self) -> "LocalSession":
         child = LocalSession(self._service, seeds.derive(self._seed, "fork", self._forks), self._salt, self._hints)
-        child._tokens, child._parent, child._forked_at = self._tokens.copy(), self, len(self._tokens)
+        child._tokens, child._forked_at = self._tokens.copy(), len(self._tokens)
+        child._parent = self if self._is_open else None  # else it has no KV to share
         self._forks += 1
         return child
 
@@ -312,24 +334,39 @@ class LocalSession:
         assert not self._is_open, "a session is entered once"
         self._is_open = True
         self._service.num_sessions += 1
-        self._service.post(self._open)
+        self._post(self._open)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._post(self._close)
         self._is_open = False
         self._service.num_sessions -= 1
-        self._service.post(lambda: self._core.close(self.lease))
 
     @property
     def _core(self) -> EngineCore:
         return self._service.core
 
+    def _check_free(self) -> None:
+        """The calls of a session follow one another, inside its `with`: a breach is the caller's bug, and its alone."""
+        assert self._is_open, "a session is asked inside its `with`"
+        assert self._request is None or self._request.is_finished, "a session's request is still in flight"
+
+    def _post(self, command: Command) -> None:
+        """Have the step thread run `command`, which needs the lease. Without one, nothing happens."""
+        if self._is_open:
+            self._service.post(command)
+
     def _open(self) -> None:
         parent = self._parent
         self.lease = self._core.fork(parent.lease, self._forked_at) if parent else self._core.open(self._salt)
         self._give_hints()
+
+    def _close(self) -> None:
+        if self._request is not None:
+            self._service.abort(self._request)
+        self._core.close(self.lease)
 
     def _give_hints(self) -> None:
         self.lease.hints = self._hints

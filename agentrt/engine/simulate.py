@@ -390,6 +390,7 @@ class SimulatedEngine(EngineService):
         self._posted.set()
 
     async def __aenter__(self) -> Self:
+        self._open()
         self._steps = await anyio.create_task_group().__aenter__()
         self._steps.start_soon(self._step)
         return self
@@ -397,7 +398,7 @@ class SimulatedEngine(EngineService):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_closing = True
+        self._state = "closed"
         self._posted.set()
         await self._steps.__aexit__(None, None, None)
         self.core.stop()
@@ -409,10 +410,12 @@ class SimulatedEngine(EngineService):
         is_alone = False
         """It woke from its own sleep. Woken with others it would not be told that they are still to act."""
         try:
-            while not self._is_closing or self._commands:
+            while True:
                 self._now.look()
                 while self._commands:
                     self._commands.popleft()()
+                if self._state == "closed":
+                    break
                 if self.core.is_idle:
                     self._posted = anyio.Event()
                     await self._posted.wait()
@@ -426,6 +429,7 @@ class SimulatedEngine(EngineService):
                     await anyio.sleep(spent)
                     is_alone = spent > 0
                 self._finish(finished)
+            self._abort_all()
         except Exception as error:  # a bug, of whatever kind: every request is told, and nobody waits for ever
             self._crash = error
             self._finish(list(self._waiting))

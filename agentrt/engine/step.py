@@ -146,7 +146,12 @@ class EngineCore:
         return self.cache.open(Namespace(self.version, "", salt))
 
     def fork(self, parent: Lease, tokens: int) -> Lease:
-        """A lease that shares the KV of the first `tokens` ids of `parent`, or what there is of it."""
+        """A lease that shares the KV of the first `tokens` ids of `parent`, or what there is of it.
+
+        A parent that is closed took no part in the updates since: what it left belongs to a version that may be over.
+        """
+        if parent.state is State.CLOSED:
+            return self.open(parent.namespace.salt)
         child, copies = self.cache.fork(parent, tokens)
         for copy in copies:
             self.runner.copy_page(copy)

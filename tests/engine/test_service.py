@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agentrt.core import seeds
 from agentrt.core.errors import EngineFailure, RequestError
-from agentrt.core.protocol import Completion, EngineInfo
+from agentrt.core.protocol import Completion, EngineInfo, SessionHints
 from agentrt.core.samples import sample_n
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.engine.batch import Batch
@@ -184,6 +184,92 @@ async def test_leaving_the_engine_aborts_what_is_in_flight() -> None:
     assert reasons == ["abort"]
 
 
+async def test_an_engine_that_is_not_open_says_so_and_nobody_waits() -> None:
+    async with service() as engine:
+        unentered = EngineService(engine.core, engine.info)
+        with (
+            unentered.session() as session,
+            pytest.raises(EngineFailure, match="the engine is not entered: it answers"),
+        ):
+            await session.sample([1], PARAMS, max_tokens=2)
+        late = engine.session()
+        late.__enter__()
+        await late.sample([1], PARAMS, max_tokens=2)
+    for asked in (late.sample([2], PARAMS, max_tokens=2), late.score([2], [3], PARAMS), engine.update_weights(1, {})):
+        with pytest.raises(EngineFailure, match="the engine is closed: it answers inside its `async with`"):
+            await asked
+    assert len(late.tokens) == 3, "nothing is appended"
+    late.__exit__(None, None, None)
+    with pytest.raises(AssertionError, match="an engine is entered once"):
+        await engine.__aenter__()
+
+
+async def test_requests_that_come_while_the_engine_closes() -> None:
+    """Those in flight are aborted, and later ones fail; the engine itself ends as if there were none."""
+    failures = []
+
+    async def talk(engine: EngineService) -> None:
+        while not failures:
+            with engine.session() as session:
+                try:
+                    await session.sample([1, 2], PARAMS, max_tokens=2)
+                except EngineFailure as failure:
+                    failures.append(str(failure))
+
+    async with anyio.create_task_group() as group, service() as engine:
+        for _ in range(20):
+            group.start_soon(talk, engine)
+        await anyio.sleep(0.02)
+    assert set(failures) == {"the engine is closed: it answers inside its `async with`"}
+
+
+async def test_what_a_session_is_told_outside_its_scope_is_kept_or_ignored() -> None:
+    async with service() as engine:
+        session = engine.session(seed=1)
+        session.hint(SessionHints(group="g"))
+        session.progress(1.0)
+        session.resume()
+        early = session.fork()
+        with session:
+            await session.sample([1, 2], PARAMS, max_tokens=2)
+            assert session.lease.hints.group == "g"
+        session.hint(SessionHints())
+        session.progress(1.0)
+        session.resume()
+        with early, session.fork() as late:
+            await early.sample([1], PARAMS, max_tokens=2)
+            assert (await late.sample([1], PARAMS, max_tokens=2)).context_tokens == 5
+
+
+async def test_a_call_too_many_is_the_bug_of_its_caller_alone() -> None:
+    async with service(seconds=0.005) as engine, anyio.create_task_group() as group:
+        session = engine.session(seed=1)
+        session.__enter__()
+        group.start_soon(lambda: session.sample([1], PARAMS, max_tokens=150))
+        await anyio.sleep(0.05)
+        for call in (session.sample([2], PARAMS, max_tokens=1), session.score([2], [3], PARAMS)):
+            with pytest.raises(AssertionError, match="a session's request is still in flight"):
+                await call
+        with pytest.raises(AssertionError, match="a session's request is still in flight"):
+            session.pause("tool")
+        session.__exit__(None, None, None)  # ends its request
+        with engine.session() as other:
+            await other.sample([1], PARAMS, max_tokens=2)
+    assert 0 < session.tokens.num_sampled < 150
+
+
+async def test_a_fork_of_what_ended_before_an_update_sees_the_new_weights_only() -> None:
+    """The toy's rows find KV of old weights, if a lease has any."""
+    async with service() as engine:
+        with engine.session(seed=1) as parent:
+            await parent.sample([1, 2, 3, 4, 5, 6, 7, 8], PARAMS, max_tokens=2)
+            child = parent.fork()
+        await engine.update_weights(1, {"logits": hashed_logits(VOCAB, salt=1)})  # type: ignore[dict-item]
+        with child:
+            completion = await child.sample([1], PARAMS, max_tokens=2)
+    assert (completion.context_tokens, completion.cached_tokens, completion.oldest_kv) == (11, 0, 1)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 16, 512])
 @pytest.mark.parametrize(
     "params",
@@ -221,6 +307,8 @@ async def test_scoring_to_the_very_end_of_the_context() -> None:
             pytest.raises(RequestError, match="scored_ids holds 10000, and this model's ids"),
         ):
             await other.score([1], [10_000], PARAMS)
+        with engine.session() as other, pytest.raises(RequestError, match="scored_ids is empty"):
+            await other.score([1], [], PARAMS)
 
 
 async def test_raw_logprobs_and_the_kept_mass_join_to_the_tempered_law() -> None:
