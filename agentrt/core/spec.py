@@ -66,18 +66,22 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             raise ValueError(f"sampling.top_p must be in (0, 1], not {self.top_p}; 1 means off")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"sampling.min_p must be in [0, 1], not {self.min_p}; 0 means off")
-        if self.top_k < -1:
-            raise ValueError(f"sampling.top_k must be positive, or 0 for off, not {self.top_k}")
+        if not -1 <= self.top_k < 2**31:
+            raise ValueError(f"sampling.top_k must be positive and below 2^31, or 0 for off, not {self.top_k}")
         if self.repetition_penalty <= 0:
             raise ValueError(f"sampling.repetition_penalty must be above 0, not {self.repetition_penalty}; 1 means off")
         if self.min_tokens < 0:
             raise ValueError(f"sampling.min_tokens must be 0 or more, not {self.min_tokens}")
         if self.top_logprobs < 0:
             raise ValueError(f"sampling.top_logprobs must be 0 or more, not {self.top_logprobs}")
+        if not all(map(math.isfinite, self.logit_bias.values())):
+            raise ValueError("sampling.logit_bias holds a number that is not finite; -inf is spelt -1e9")
         if any(not ids for ids in self.bad_words):
             raise ValueError("sampling.bad_words holds an empty sequence; give the ids of each word")
         if any(not text for text in self.stop):
             raise ValueError("sampling.stop holds an empty string, which would end every turn at once")
+        if any("\ud800" <= character <= "\udfff" for character in "".join(self.stop)):
+            raise ValueError("sampling.stop holds half a character (a lone surrogate), which no text does")
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -185,9 +185,12 @@ def _forbidden(grammar: Grammar, turn_ids: List[int], vocab_size: int) -> NDArra
         if isinstance(allowed, np.ndarray) and allowed.dtype == np.bool_:
             mask_V = allowed
         else:
+            ids_A = np.fromiter(allowed, dtype=np.int64)
+            if (ids_A < 0).any():
+                raise IndexError(f"{ids_A.min()} is no id")
             mask_V = np.zeros(vocab_size, dtype=np.bool_)
-            mask_V[np.fromiter(allowed, dtype=np.int64)] = True
-    except Exception as error:  # the caller's code: whatever it raises is its request's failure and nobody else's
+            mask_V[ids_A] = True
+    except (Exception, SystemExit) as error:  # the caller's code: what it raises is its request's failure alone
         raise GrammarError(f"the grammar failed after {len(turn_ids)} ids of the turn: {error!r}") from error
     if mask_V.shape != (vocab_size,):
         raise GrammarError(f"the grammar gave a mask of shape {mask_V.shape}, and this model has {vocab_size} ids")

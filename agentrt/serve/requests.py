@@ -4,7 +4,6 @@ A body is closed: an unknown field is refused, so that a misspelt `temprature` d
 OpenAI's API that cannot change what is sampled here are accepted and not read (`_Unread`).
 """
 
-import math
 from typing import Any, TypeVar
 
 import msgspec
@@ -162,8 +161,6 @@ def sampling_params(
     }  # fmt: skip
     own = tuple(request.stop_token_ids or ())
     try:
-        if not all(math.isfinite(value) for value in (request.logit_bias or {}).values()):
-            raise ValueError("logit_bias holds a number that is not finite; -inf is spelt -1e9")
         return SamplingParams(
             **given,
             stop_token_ids=tuple(dict.fromkeys((*own, *stop_token_ids))),

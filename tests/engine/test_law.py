@@ -1,5 +1,6 @@
 """What a request may ask of the law: bad words, grammars, the most likely ids; through the engine, over the toy model."""
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -90,6 +91,8 @@ def raising(sampled: Sequence[int]) -> Iterable[int]:
         (lambda sampled: [] if len(sampled) == 2 else [5], "the grammar allows no id after 2 ids of the turn"),
         (lambda sampled: [5, VOCAB], "the grammar failed after 0 ids of the turn: IndexError"),
         (lambda sampled: np.ones(7, dtype=np.bool_), r"a mask of shape \(7,\), and this model has 30 ids"),
+        (lambda sampled: [5, -1], r"the grammar failed after 0 ids of the turn: IndexError\('-1 is no id'\)"),
+        (lambda sampled: sys.exit(3), r"the grammar failed after 0 ids of the turn: SystemExit\(3\)"),
         (lambda sampled: "ab", "the grammar failed after 0 ids of the turn: ValueError"),
         (lambda sampled: [6], "no id may come next: logit_bias, bad_words, min_tokens and the grammar together forbid"),
     ],
