@@ -27,7 +27,10 @@ FORETOLD = "infercept"
 
 
 def simulate(spec: SimSpec, load: Load | None = None) -> CellResult:
-    """Run one cell, over the traffic of the spec or over `load`. `UsageError` without trio, whose mock clock it needs."""
+    """Run one cell, over the traffic of the spec or over `load`.
+
+    `UsageError` without trio, whose mock clock it needs, and if no episode comes to a turn.
+    """
     try:
         from trio.testing import MockClock
     except ImportError as error:
@@ -65,6 +68,8 @@ async def _simulate(spec: SimSpec, load: Load) -> CellResult:
         played = await load.play(spec, tally.turns.append)
         setup = _setup(spec, engine, played, load.limits())
         await dispatch(setup, played.plans, tally, tally, max_concurrent=live)
+        if not tally.turns:
+            raise UsageError(f"no episode came to a turn: {tally.failure}")
         seconds = clock.now()
         counts = engine.statistics()
     core.check()
@@ -113,12 +118,15 @@ class Tally:
         self.turns: list[float] = []
         self.groups: list[float] = []
         self.episodes = self.failed = 0
+        self.failure = ""
+        """Of the last that failed."""
         self.kv: defaultdict[str, float] = defaultdict(float)
         self._started: dict[str, float] = {}
 
     def write(self, record: EpisodeRecord) -> None:
         self.episodes += 1
-        self.failed += record.status != "ok"
+        if record.error is not None:
+            self.failed, self.failure = self.failed + 1, record.error.message
         for name, value in record.kv.items():
             if isinstance(value, int | float):
                 self.kv[name] += value

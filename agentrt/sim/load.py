@@ -46,8 +46,9 @@ class TrafficLoad(NamedTuple):
         return self.traffic.mean_context()
 
     def limits(self) -> tuple[int, int, float]:
-        """A turn takes an eighth of the context at most."""
-        return self.traffic.context_tokens, self.traffic.context_tokens // 8, self.traffic.longest_seconds
+        """Of a turn, an eighth of the context."""
+        longest = self.traffic.context_tokens // traffic.LEAST_CONTEXT
+        return self.traffic.context_tokens, longest, self.traffic.longest_seconds
 
     def script(self, spec: SimSpec) -> Script:
         """The turn lengths."""

@@ -42,11 +42,20 @@ class SimSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     traffic: Traffic = Traffic()
 
     def __post_init__(self) -> None:
-        for name in ("link_gigabytes", "phi", "episodes", "group_size", "page_size"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        for name in (
+            "pool_tokens", "link_gigabytes", "phi", "live", "episodes", "group_size", "page_size", "step_tokens", "max_batch"
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be above 0, not {value}")
         if not 0 <= self.host_share < math.inf:
             raise ValueError(f"host_share must be 0 or more, not {self.host_share}; 0 means no host")
+        if not 0 <= self.ttl_seconds < math.inf:
+            raise ValueError(f"ttl_seconds must be 0 or more, not {self.ttl_seconds}")
+        if self.pool_tokens is not None and self.pool_tokens < self.page_size:
+            raise ValueError(f"pool_tokens ({self.pool_tokens}) is less than one page of {self.page_size}")
+        if self.step_tokens < self.max_batch:
+            raise ValueError(f"step_tokens ({self.step_tokens}) is below max_batch ({self.max_batch})")
 
     def with_(self, **changes: Any) -> "SimSpec":
         """The same but for these."""

@@ -35,6 +35,10 @@ FIRST_OWN_ID = 1 << 20
 """Ids below it are tasks, plus one."""
 VOCAB_SIZE = 1 << 31
 TOOL = "tool"
+LEAST_CONTEXT = 8
+"""A turn takes an eighth of the context at most."""
+LEAST_EXPONENT = 0.1
+"""Of the law of slow calls: with less, what is drawn can pass the largest float."""
 MEAN_EPISODES = 400
 """Over which the mean context is taken."""
 
@@ -57,6 +61,25 @@ class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     slow_exponent: float = 1.1
     longest_seconds: float = 300.0
     """A call that takes longer is ended."""
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "sampled_tokens", "result_tokens"):
+            median, deviation = getattr(self, name)
+            if not (0 < median < math.inf and 0 <= deviation < math.inf):
+                raise ValueError(
+                    f"{name} takes a median above 0 and a deviation of 0 or more, not {median}, {deviation}"
+                )
+        for name in ("prompt_tokens", "quick_seconds", "longest_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.context_tokens <= max(self.prompt_tokens, LEAST_CONTEXT):
+            raise ValueError(f"context_tokens ({self.context_tokens}) must be above prompt_tokens, and {LEAST_CONTEXT}")
+        if not 0 <= self.quick_share <= 1:
+            raise ValueError(f"quick_share must be in [0, 1], not {self.quick_share}")
+        if not 0 <= self.slow_seconds < math.inf:
+            raise ValueError(f"slow_seconds must be 0 or more, not {self.slow_seconds}")
+        if not LEAST_EXPONENT <= self.slow_exponent < math.inf:
+            raise ValueError(f"slow_exponent must be {LEAST_EXPONENT} or more, not {self.slow_exponent}")
 
     def episode(self, seed: int) -> "EpisodePlan":
         """The calls of an episode."""

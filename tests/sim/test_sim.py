@@ -2,23 +2,29 @@
 
 import json
 import math
-from collections.abc import MutableSequence
+from collections.abc import Awaitable, Callable, MutableSequence
 from pathlib import Path
 from random import Random
 from typing import get_args
 
+import anyio
 import pytest
+from anyio.abc import TaskGroup
+from trio.testing import MockClock
 from typer.testing import CliRunner
 
 from agentrt.cli import app
+from agentrt.core import clock
 from agentrt.core.errors import UsageError
-from agentrt.core.spec import KVPolicy, convert
+from agentrt.core.protocol import EngineInfo
+from agentrt.core.spec import EngineSpec, KVPolicy, SamplingParams, convert
 from agentrt.engine.roster import Roster
-from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore
+from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore, SimulatedEngine, VirtualRunner
 from agentrt.engine.step import EngineCore
 from agentrt.sim.cell import quantile, simulate
 from agentrt.sim.spec import CellResult, SimSpec
-from agentrt.sim.traffic import Traffic
+from agentrt.sim.table import render
+from agentrt.sim.traffic import VOCAB_SIZE, Policy, Traffic
 
 EIGHT = Roofline(DEVICES["h200"], SHAPES["qwen3-8b"])
 SHORT = Traffic(turns=(3.0, 0.3), sampled_tokens=(10.0, 0.5), result_tokens=(200.0, 0.5))
@@ -97,6 +103,47 @@ def test_lengths_are_those_asked_for() -> None:
     assert 0.81 < quick < 0.86, "86 % are quick, and of those 96 % take less than a second"
 
 
+def left(use: Callable[[SimulatedEngine, TaskGroup], Awaitable[None]]) -> None:
+    """Leave a simulated engine right after this use of it."""
+
+    async def leave() -> None:
+        spec = EngineSpec(kv_tokens=4096)
+        runner = VirtualRunner(EIGHT, spec, 0, 1e9)
+        core = SimulatedCore(runner, spec, Policy(SHORT), VOCAB_SIZE, clock.next_wake)
+        info = EngineInfo(model="simulated", model_hash="", vocab_size=VOCAB_SIZE, context_length=2048)
+        async with anyio.create_task_group() as group, SimulatedEngine(core, info, runner.now) as engine:
+            await use(engine, group)
+        core.check()
+
+    anyio.run(leave, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+
+
+def test_leaving_the_engine_aborts_what_is_in_flight() -> None:
+    reasons: list[str] = []
+
+    async def sample(engine: SimulatedEngine) -> None:
+        with engine.session() as session:
+            reasons.append((await session.sample([1], SamplingParams(), max_tokens=100)).finish_reason)
+
+    async def use(engine: SimulatedEngine, group: TaskGroup) -> None:
+        group.start_soon(sample, engine)
+        await anyio.sleep(0.01)
+
+    left(use)
+    assert reasons == ["abort"]
+
+
+def test_leaving_the_engine_right_after_a_session() -> None:
+    """What was posted last wakes the engine, which is closed by then."""
+
+    async def use(engine: SimulatedEngine, group: TaskGroup) -> None:
+        await anyio.sleep(0.01)
+        with engine.session():
+            pass
+
+    left(use)
+
+
 def test_quantiles() -> None:
     assert quantile([3.0, 1.0, 2.0, 4.0], 0.5) == 3.0
     assert quantile([], 0.5) == 0.0
@@ -128,7 +175,41 @@ def test_an_unknown_policy_is_named() -> None:
     assert "there is no policy 'fifo'" in str(result.exception)
 
 
-@pytest.mark.parametrize(("name", "value"), [("phi", math.nan), ("link_gigabytes", math.inf), ("host_share", math.nan)])
-def test_what_is_no_number_is_no_simulation(name: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"sim: {name} must be .*, not {value}"):
-        convert({name: value}, SimSpec, "sim")
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"phi": math.nan}, "phi must be above 0, not nan"),
+        ({"link_gigabytes": math.inf}, "link_gigabytes must be above 0, not inf"),
+        ({"host_share": math.nan}, "host_share must be 0 or more, not nan; 0 means no host"),
+        ({"live": 0}, "live must be above 0, not 0"),
+        ({"pool_tokens": -1}, "pool_tokens must be above 0, not -1"),
+        ({"pool_tokens": 32}, r"pool_tokens \(32\) is less than one page of 64"),
+        ({"step_tokens": 256}, r"step_tokens \(256\) is below max_batch \(512\)"),
+        ({"ttl_seconds": -1.0}, "ttl_seconds must be 0 or more, not -1"),
+        ({"traffic": {"turns": [0.0, 0.5]}}, "turns takes a median above 0 and a deviation of 0 or more, not 0.0, 0.5"),
+        ({"traffic": {"result_tokens": [5.0, math.nan]}}, "result_tokens takes a median above 0 .*, not 5.0, nan"),
+        ({"traffic": {"prompt_tokens": 0}}, "prompt_tokens must be above 0, not 0"),
+        ({"traffic": {"prompt_tokens": 32_768}}, r"context_tokens \(32768\) must be above prompt_tokens, and 8"),
+        ({"traffic": {"context_tokens": 8, "prompt_tokens": 1}}, r"context_tokens \(8\) must be above"),
+        ({"traffic": {"quick_share": 1.5}}, r"quick_share must be in \[0, 1\], not 1.5"),
+        ({"traffic": {"slow_seconds": -1.0}}, "slow_seconds must be 0 or more, not -1.0"),
+        ({"traffic": {"slow_exponent": 0.0}}, "slow_exponent must be 0.1 or more, not 0.0"),
+    ],
+)
+def test_what_cannot_be_is_no_simulation(spec: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=f"sim: .*{words}"):
+        convert(spec, SimSpec, "sim")
+
+
+@pytest.mark.parametrize("live", [1, 8])
+def test_where_no_episode_comes_to_a_turn(live: int) -> None:
+    """A pool for the prompt but not for a turn; all fail at once, and with that the engine is left at once."""
+    with pytest.raises(UsageError, match=r"no episode came to a turn: context \(2000 ids\) and max_tokens \(4096\)"):
+        played(pool_tokens=4096, live=live)
+
+
+def test_some_failed_is_said_in_the_table() -> None:
+    """A pool for the prompt and a turn, but not for what tools give."""
+    cell = played(pool_tokens=6400, live=4)
+    assert 0 < cell.failed <= cell.episodes
+    assert next(render([cell]).columns[1].cells) == f"priced, {cell.failed} failed"
