@@ -2,12 +2,12 @@
 
 import json
 import math
-from collections.abc import Awaitable, Callable, MutableSequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from random import Random
 from typing import get_args
 
 import anyio
+import msgspec
 import pytest
 from anyio.abc import TaskGroup
 from trio.testing import MockClock
@@ -21,7 +21,7 @@ from agentrt.core.spec import EngineSpec, KVPolicy, SamplingParams, convert
 from agentrt.engine.roster import Roster
 from agentrt.engine.simulate import DEVICES, SHAPES, Roofline, SimulatedCore, SimulatedEngine, VirtualRunner
 from agentrt.engine.step import EngineCore
-from agentrt.sim.cell import quantile, simulate
+from agentrt.sim.cell import in_order, quantile, simulate
 from agentrt.sim.spec import CellResult, SimSpec
 from agentrt.sim.table import render
 from agentrt.sim.traffic import VOCAB_SIZE, Policy, Traffic
@@ -65,27 +65,38 @@ def test_every_policy_plays_all_episodes(policy: KVPolicy, host_share: float) ->
     assert host_share or cell.tokens_reprefilled > 0, "without a host what was given up is computed again"
 
 
+def test_the_same_spec_gives_the_same_result() -> None:
+    one, other = (msgspec.structs.asdict(played(host_share=0.5, phi=8.0)) for _ in range(2))
+    assert {**one, "real_seconds": 0.0} == {**other, "real_seconds": 0.0}
+
+
+def test_tasks_that_wake_together_go_on_in_order() -> None:
+    woken = list[int]()
+
+    async def sleep(number: int) -> None:
+        await anyio.sleep(1)
+        woken.append(number)
+
+    async def run() -> None:
+        async with anyio.create_task_group() as group:
+            for number in range(50):
+                group.start_soon(sleep, number)
+
+    with in_order():
+        anyio.run(run, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)})
+    assert woken == list(range(50))
+
+
 def test_the_same_spec_gives_the_same_traffic_to_each_policy() -> None:
     cells = [played(policy=policy) for policy in ("lru", "priced")]
     assert cells[0].turns == cells[1].turns
     assert cells[0].tokens_sampled == cells[1].tokens_sampled
 
 
-class InOrder(Random):
-    """What trio shuffles tasks with that go on at the same moment."""
-
-    def random(self) -> float:
-        return 0.9
-
-    def shuffle(self, x: MutableSequence[object]) -> None:
-        """Leaves it."""
-
-
 @pytest.mark.parametrize("changes", [{"policy": "priced"}, {"policy": "lru", "host_share": 0.5, "link_gigabytes": 1.0}])
 def test_many_steps_done_together_are_the_same_steps(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
-    monkeypatch.setattr("trio._core._run._r", InOrder())
     together = played(**changes)
     monkeypatch.setattr(SimulatedCore, "step", EngineCore.step)
     monkeypatch.setattr(Roster, "join", lambda *_: None)
