@@ -108,6 +108,19 @@ def test_siblings_wait_for_the_first_and_share_its_prompt() -> None:
     assert [output(member) for member in members] == [alone(prompt, seed=member) for member in range(4)]
 
 
+@pytest.mark.parametrize("length", [40, 3], ids=["pages", "no whole page"])
+def test_siblings_that_find_the_prompt_start_together(length: int) -> None:
+    core, prompt = make_core(), list(range(length))
+    members = [submit(core, prompt, seed=member, group="g") for member in range(4)]
+    while length == 40 and members[0].num_sampled == 0:
+        core.step()
+        assert core.running == members[:1], "they wait for the first one's prompt"
+    core.step()
+    assert core.running == members
+    drain(core)
+    assert [output(member) for member in members] == [alone(prompt, seed=member) for member in range(4)]
+
+
 @pytest.mark.parametrize("moment", ["queued", "chunked", "decoding", "finished"])
 def test_c39_queued_chunked_decoding(moment: str) -> None:
     """C39 without host copies: 8 requests on a shared prefix of 100 ids, one aborted in each state."""

@@ -122,6 +122,11 @@ class KVCache:
         self._count_held(lease)
         return self.arriving(lease)
 
+    def finds(self, lease: Lease, ids: IntArray, matchable: int) -> bool:
+        """Whether all whole pages of the first `matchable` of `ids` are cached for a lease: it has nothing to wait for."""
+        whole = matchable // self.page_size
+        return len(self.tree.match(lease.namespace, ids, whole)[1][0]) == whole
+
     def suspend(self, lease: Lease, ids: IntArray) -> None:
         """The sequence stopped running: its whole pages go to the prefix cache, and the lease may be revoked."""
         self.settle(lease, ids)
