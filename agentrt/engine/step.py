@@ -476,11 +476,12 @@ class EngineCore:
     def _commit_draft(self, sequence: Sequence, drawn: list[Drawn], logits_KV: Logits, rules: list[Rule]) -> None:
         """What follows an end id, a stop string or the last id of a turn is not committed, whoever agreed to it."""
         before, draft, lease = len(sequence.tokens), sequence.draft, sequence.lease
-        for one in committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size):
+        drawn, stood = committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size)
+        for one in drawn:
             if not sequence.is_finished:
                 self._append(sequence, one)
         ids = sequence.tokens.token_ids
-        stood, kept = draft.walk(ids[before:]), max(len(ids) - before - 1, 0)
+        stood, kept = stood[: len(ids) - before], max(len(ids) - before - 1, 0)
         if lease.branches:
             last = stood[kept - 1] if kept else -1
             self.cache.join(lease, next((n for n, branch in enumerate(draft.branches()) if last in branch.ids), 0))

@@ -71,12 +71,6 @@ class Draft(NamedTuple):
     def walk(self, token_ids: Iterable[int]) -> list[int]:
         """The ids of the draft that these are, one after another, until there is none."""
         found, place = list[int](), -1
-        if not self.parents:
-            for token_id, own in zip(token_ids, self.ids, strict=False):
-                if token_id != own:
-                    break
-                found.append(len(found))
-            return found
         for token_id in token_ids:
             if (place := self.follow(place, token_id)) < 0:
                 break

@@ -140,8 +140,9 @@ class Gate:
 
     def pays(self, ids: float, rows: int, passes: float = 0.0) -> bool:
         """Whether to verify these drafts."""
-        least = (OFF_UNDER - 1) * (self._plain + self.times.added(rows) + passes)
-        return rows > 0 and (self._is_probe or self.saves(ids, rows, passes) >= least)
+        cost = self.times.added(rows) + passes
+        saved = self._gain * ids - cost
+        return rows > 0 and (self._is_probe or saved >= (OFF_UNDER - 1) * (self._plain + cost))
 
     def note_look(self, seconds: float) -> None:
         """A look for drafts took so long."""

@@ -108,7 +108,7 @@ class Memory:
             self._read()
         tails = [ids[-LONGEST:] for ids in texts]
         tails_T = np.frombuffer(b"".join(tails), dtype=np.int32)
-        asked_2S = np.array([[len(tail) for tail in tails], limits])
+        asked_2S = np.frombuffer(IntArray("i", [*map(len, tails), *limits]), dtype=np.int32).reshape(2, count)
         found_SC = np.empty((count, FOUND + longest + (self.branches - 1) * (SIDE + longest)), dtype=np.int64)
         _find(
             self._ring, self._chains, self._heads, self._end, tails_T, asked_2S, found_SC, longest, survivals_KJ, least

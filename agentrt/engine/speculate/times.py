@@ -4,15 +4,11 @@ The two are apart because rows of one sequence share what they attend, so four d
 What drafted rows add has all of it: the rows, their part of sampling, and taking back what did not stand.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 from math import inf, log2
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-
-from agentrt_kernels.compiled import ordered
+from typing import NamedTuple
 
 SMOOTH = 0.05
 """What one measurement changes; more while there are few."""
@@ -45,7 +41,7 @@ class Curve:
     def __init__(self) -> None:
         self._measured: dict[int, _Point] = {}
         """By half octave."""
-        self._curve: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        self._curve: tuple[list[float], list[float]] | None = None
 
     @property
     def is_known(self) -> bool:
@@ -75,16 +71,23 @@ class Curve:
         seconds = self.measured(count)
         return seconds if seconds < inf else self.of(count)
 
-    def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Counts, ascending, and their seconds."""
-        if self._curve is None:
-            points = [self._measured[key] for key in sorted(self._measured)]
-            self._curve = np.array([point.mean_count for point in points]), np.array(_rising(points))
-        return self._curve
-
     def of(self, count: float) -> float:
         """Of so many. Beyond the largest known count as steep as on average up to it; 1 if none is known."""
-        return float(seconds_of(count, *self.curve()))
+        counts, seconds = self._curve = self._curve or self._made()
+        if not counts:
+            return 1.0
+        if count >= counts[-1]:
+            return seconds[-1] + (seconds[-1] - seconds[0]) / max(counts[-1] - counts[0], 1.0) * (count - counts[-1])
+        if count <= counts[0]:
+            return seconds[0]
+        place = bisect_left(counts, count)
+        share = (count - counts[place - 1]) / (counts[place] - counts[place - 1])
+        return seconds[place - 1] + share * (seconds[place] - seconds[place - 1])
+
+    def _made(self) -> tuple[list[float], list[float]]:
+        """Counts, ascending, and their seconds."""
+        points = [self._measured[key] for key in sorted(self._measured)]
+        return [point.mean_count for point in points], _rising(points)
 
 
 @cache
@@ -103,22 +106,6 @@ def _rising(points: Sequence[_Point]) -> list[float]:
             weight, size = weight + other_weight, size + other_size
         pools.append((mean, weight, size))
     return [mean for mean, _, size in pools for _ in range(size)]
-
-
-@ordered()
-def seconds_of(count: float, count_P: Any, seconds_P: Any) -> Any:
-    """`Curve.of`, of a curve."""
-    known = count_P.shape[0]
-    if known == 0:
-        return 1.0
-    if count >= count_P[known - 1]:
-        slope = (seconds_P[known - 1] - seconds_P[0]) / max(count_P[known - 1] - count_P[0], 1.0)
-        return seconds_P[known - 1] + slope * (count - count_P[known - 1])
-    if count <= count_P[0]:
-        return seconds_P[0]
-    place = np.searchsorted(count_P, count)
-    share = (count - count_P[place - 1]) / (count_P[place] - count_P[place - 1])
-    return seconds_P[place - 1] + share * (seconds_P[place] - seconds_P[place - 1])
 
 
 class Line:
