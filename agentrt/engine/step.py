@@ -476,8 +476,8 @@ class EngineCore:
     def _commit_draft(self, sequence: Sequence, drawn: list[Drawn], logits_KV: Logits, rules: list[Rule]) -> None:
         """What follows an end id, a stop string or the last id of a turn is not committed, whoever agreed to it."""
         before, draft, lease = len(sequence.tokens), sequence.draft, sequence.lease
-        drawn, stood = committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size)
-        for one in drawn:
+        chosen, stood = committed(sequence, drawn, logits_KV, rules, self.spec.verifier, self.vocab_size)
+        for one in chosen:
             if not sequence.is_finished:
                 self._append(sequence, one)
         ids = sequence.tokens.token_ids
