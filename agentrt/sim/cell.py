@@ -72,9 +72,9 @@ def in_order() -> Iterator[None]:
     """
     from trio._core import _run
 
-    scheduler = vars(_run)
-    before = {name: scheduler[name] for name in ("_ALLOW_DETERMINISTIC_SCHEDULING", "_r") if name in scheduler}
-    scheduler.update(zip(before, (True, _InOrder()), strict=False))
+    scheduler, ours = vars(_run), {"_ALLOW_DETERMINISTIC_SCHEDULING": True, "_r": _InOrder()}
+    before = {name: scheduler[name] for name in ours if name in scheduler}
+    scheduler.update(ours)
     try:
         yield
     finally:
