@@ -23,12 +23,12 @@ def is_virtual() -> bool:
     return isinstance(trio.lowlevel.current_clock(), testing.MockClock)
 
 
-def next_wake() -> float:
-    """In virtual time, when the next task of the loop goes on by itself: now, if one can already."""
+def seconds_to_wake() -> float:
+    """In virtual time, until the next task of the loop goes on by itself: none, if one can already."""
     import trio  # it runs this loop, so it is there
 
     counts = trio.lowlevel.current_statistics()
-    return now() + (0.0 if counts.tasks_runnable else counts.seconds_to_next_deadline)
+    return 0.0 if counts.tasks_runnable else counts.seconds_to_next_deadline
 
 
 def jump(seconds: float) -> None:
@@ -39,6 +39,16 @@ def jump(seconds: float) -> None:
     virtual = trio.lowlevel.current_clock()
     assert isinstance(virtual, MockClock)
     virtual.jump(seconds)
+
+
+async def sleep_until(when: float) -> None:
+    """In virtual time, wait until the clock says `when`, to the bit."""
+    import trio
+
+    if when > now():
+        await trio.sleep_until(when)
+    else:
+        await trio.lowlevel.checkpoint()
 
 
 def refuse_in_virtual_time(what: str) -> None:

@@ -39,14 +39,16 @@ NO_GROWTHS = growths_of(())
 class Forecast:
     """The pages that sequences need as time goes on, and the most at one time with one more of them.
 
-    `running_S3` are there now. `returning`, in order of their delay, come back later: those that are back before a newcomer
-    ends count beside it, until it ends at the latest.
+    `crew_S3` and `others` are there now. `returning`, in order of their delay, come back later: those that are back before a
+    newcomer ends count beside it, until it ends at the latest.
     """
 
-    def __init__(self, running_S3: IntArray, returning: Sequence[Growth], page_size: int) -> None:
-        self._num_running, self._page_size = len(running_S3), page_size
+    def __init__(
+        self, crew_S3: IntArray, others: Sequence[Growth], returning: Sequence[Growth], page_size: int
+    ) -> None:
+        self._num_running, self._page_size = len(crew_S3) + len(others), page_size
         self._delays = [one.delay for one in returning]
-        self._growths_S3 = np.concatenate((running_S3, growths_of(returning)))
+        self._growths_S3 = np.concatenate((crew_S3, growths_of((*others, *returning))))
 
     @property
     def at_most(self) -> int:

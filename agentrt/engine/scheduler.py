@@ -10,9 +10,7 @@ from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
 
-import numpy as np
-
-from agentrt.engine.forecast import NO_GROWTHS, Forecast, Growth, IntArray, growths_of
+from agentrt.engine.forecast import NO_GROWTHS, Forecast, Growth, IntArray
 
 
 class Demand(NamedTuple):
@@ -227,9 +225,8 @@ class _Forecast:
         capacity: Capacity,
     ) -> None:  # fmt: skip
         returning = returning if running or crew.rows else ()
-        others_S3 = growths_of(_growth(demand, rows) for demand in running)
-        growths_S3 = np.concatenate((crew_S3, others_S3))
-        self._forecast = Forecast(growths_S3, [one.growth for one in returning], capacity.page_size)
+        others = [_growth(demand, rows) for demand in running]
+        self._forecast = Forecast(crew_S3, others, [one.growth for one in returning], capacity.page_size)
         held = crew.pages + sum(one.pages for one in running)
         self._held = list(accumulate((one.pages for one in returning), initial=held))
         self._at_most = self._forecast.at_most - self._held[-1]

@@ -119,17 +119,17 @@ class Roofline(NamedTuple):
 class Ahead:
     """The clock of an engine that has spent time which the event loop has not slept yet."""
 
-    __slots__ = ("_loop", "spent")
+    __slots__ = ("loop", "spent")
 
     def __init__(self) -> None:
-        self.spent = self._loop = 0.0
+        self.spent = self.loop = 0.0
 
     def __call__(self) -> float:
-        return self._loop + self.spent
+        return self.loop + self.spent
 
     def look(self) -> None:
         """Read the loop's clock, as whoever has waited must."""
-        self._loop = clock.now()
+        self.loop = clock.now()
 
     def take(self) -> float:
         """What is to be slept."""
@@ -210,7 +210,8 @@ class Script(Protocol):
 class SimulatedCore(EngineCore):
     """`EngineCore` whose steps take time and compute nothing.
 
-    `horizon` says until when nobody else acts: steps that begin before are done in one go where that makes no difference.
+    `horizon` says for how many seconds nobody else acts: steps that begin before are done in one go where that makes no
+    difference.
     """
 
     def __init__(
@@ -219,15 +220,16 @@ class SimulatedCore(EngineCore):
     ) -> None:  # fmt: skip
         super().__init__(runner, spec, vocab_size=vocab_size, bytes_of=lambda _: b"", clock=runner.now)
         self._roofline, self._now, self._script, self._horizon = runner.roofline, runner.now, script, horizon
-        self.until = 0.0
-        """When somebody else acts, as of the last step."""
+        self.idle_seconds = self.until = 0.0
+        """For how long nobody else acted, as of the last step, and when somebody did."""
         self._says: dict[EngineSequence, Say] = {}
         self._roster = Roster(runner.page_size)
         self.cache.on_review = self._count_computed
 
     def step(self) -> list[EngineSequence]:
         """See `EngineCore.step`; as many as begin before anybody else acts, of which only the last one ends sequences."""
-        self.until, finished = self._horizon(), list[EngineSequence]()
+        self.idle_seconds, finished = self._horizon(), list[EngineSequence]()
+        self.until = self._now.loop + self.idle_seconds
         while not finished:
             leapt = self._leap(self.until)
             finished = super().step() if leapt is None else leapt
@@ -426,7 +428,9 @@ class SimulatedEngine(EngineService):
                 if is_alone and ends < self.core.until:
                     clock.jump(spent)
                 else:
-                    await anyio.sleep(spent)
+                    if is_alone:  # the loop would come to it by itself, after a look around
+                        clock.jump(self.core.idle_seconds)
+                    await clock.sleep_until(ends)
                     is_alone = spent > 0
                 self._finish(finished)
             self._abort_all()

@@ -88,7 +88,7 @@ async def _simulate(spec: SimSpec, load: Load) -> CellResult:
     live = spec.live or max(1, round(spec.phi * pool / mean_context))
     engine_spec = _engine_spec(spec, pool, live * load.limits()[0])
     runner = VirtualRunner(roofline, engine_spec, int(engine_spec.host_tokens), spec.link_gigabytes * 1e9)
-    core = SimulatedCore(runner, engine_spec, load.script(spec), VOCAB_SIZE, clock.next_wake)
+    core = SimulatedCore(runner, engine_spec, load.script(spec), VOCAB_SIZE, clock.seconds_to_wake)
     info = EngineInfo(model=spec.model, model_hash="simulated", vocab_size=VOCAB_SIZE, context_length=load.limits()[0])
     async with SimulatedEngine(core, info, runner.now) as engine:
         tally = Tally(lambda: engine.statistics().tokens_sampled)

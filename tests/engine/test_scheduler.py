@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrt.engine import scheduler
-from agentrt.engine.forecast import Forecast, Growth, Lengths, Returns, growths_of
+from agentrt.engine.forecast import NO_GROWTHS, Forecast, Growth, Lengths, Returns, growths_of
 from agentrt.engine.scheduler import NOBODY, Capacity, Chunk, Crew, Demand, Line, Plan, Returning
 
 
@@ -100,9 +100,9 @@ def test_a_prompt_that_gets_next_to_nothing_of_a_step_has_its_forecast() -> None
 def test_the_articles_figure() -> None:
     """Pages of 10, capacity 12, 7 ids a time unit. At time 2, A has ended; D's prompt of 10 takes one unit, until 3."""
     b, c, d = Growth(28, 14), Growth(28, 28), Growth(10, 21, delay=7)
-    assert Forecast(growths_of([Growth(10, 14), Growth(14, 28)]), [], 10).peak_with(Growth(14, 42)) == 2 * 5
-    assert Forecast(growths_of([b, c]), [], 10).peak_with(d) == 12
-    assert Forecast(growths_of([Growth(38, 4), Growth(38, 18)]), [], 10).peak_with(Growth(13, 18)) == 12
+    assert Forecast(NO_GROWTHS, [Growth(10, 14), Growth(14, 28)], [], 10).peak_with(Growth(14, 42)) == 2 * 5
+    assert Forecast(growths_of([b]), [c], [], 10).peak_with(d) == 12
+    assert Forecast(growths_of([Growth(38, 4), Growth(38, 18)]), [], [], 10).peak_with(Growth(13, 18)) == 12
 
 
 def test_the_articles_figure_page_by_page() -> None:
@@ -204,7 +204,7 @@ def test_the_forecast_is_what_a_simulation_finds(
             for one in growths if step <= one.delay + one.steps
         ) for step in range(max(one.delay + one.steps for one in growths) + 1)
     ]  # fmt: skip
-    forecast = Forecast(growths_of(running), returning, page_size)
+    forecast = Forecast(growths_of(running[1:]), running[:1], returning, page_size)
     assert forecast.back_before(newcomer) == len(back)
     assert forecast.peak_with(newcomer) == max(simulated)
 

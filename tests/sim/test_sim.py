@@ -120,7 +120,7 @@ def left(use: Callable[[SimulatedEngine, TaskGroup], Awaitable[None]]) -> None:
     async def leave() -> None:
         spec = EngineSpec(kv_tokens=4096)
         runner = VirtualRunner(EIGHT, spec, 0, 1e9)
-        core = SimulatedCore(runner, spec, Policy(SHORT), VOCAB_SIZE, clock.next_wake)
+        core = SimulatedCore(runner, spec, Policy(SHORT), VOCAB_SIZE, clock.seconds_to_wake)
         info = EngineInfo(model="simulated", model_hash="", vocab_size=VOCAB_SIZE, context_length=2048)
         async with anyio.create_task_group() as group, SimulatedEngine(core, info, runner.now) as engine:
             await use(engine, group)

@@ -83,5 +83,8 @@ def count_held(lease: "Lease", tier: "HostTier", page_size: int, now: float) -> 
             meter.device_bytes += (len(row) - row.count(NONE)) * size
     for group, (size, pool) in enumerate(zip(page_bytes, tier.pools, strict=True)):
         if pool.num_free < pool.num_pages:
-            rows = [(node.tables[HOST][group], node.users) for node in path]
-            meter.host_bytes += sum((len(row) - row.count(NONE)) / users for row, users in rows) * size
+            shares = 0.0
+            for node in path:
+                copies = node.tables[HOST][group]
+                shares += (len(copies) - copies.count(NONE)) / node.users
+            meter.host_bytes += shares * size

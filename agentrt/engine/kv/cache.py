@@ -112,7 +112,7 @@ class KVCache:
         self._leases[lease] = self._leases.pop(lease)
         if not lease.pages:
             node, table = self.tree.match(lease.namespace, ids, matchable // self.page_size)
-            if any(page < NONE for row in table for page in row):
+            if _is_partly_away(table):
                 node = self.tree.node_at(lease.namespace, node, ids, len(table[0]))
             self._take_over(lease, node, table)
         lease.is_wanted = False
@@ -469,7 +469,7 @@ class KVCache:
         for own, row in zip(lease.table, table, strict=True):
             own.fromlist(row)
         self._anchor(lease, node)
-        if any(page < NONE for row in table for page in row):
+        if _is_partly_away(table):
             self.tier.load(lease, self._take)
         else:
             lease.computed = len(lease.pages) * self.page_size
@@ -484,8 +484,9 @@ class KVCache:
             self._anchor(lease, None)
             return True
         for group, (pool, row) in enumerate(zip(self.pools, table, strict=True)):
-            resident = sum(pool.is_evictable(page) for page in pages_of(row))
-            if sum(page < NONE for page in row) + resident + (0 if group else spare) > pool.num_available:
+            there = pages_of(row)
+            coming = len(row) - row.count(NONE) - len(there)
+            if coming + pool.count_evictable(there) + (0 if group else spare) > pool.num_available:
                 return False
         self._take_over(lease, lease.anchor, table)
         self._move(lease, State.RESTORING if lease.job else State.CACHED)
@@ -591,3 +592,8 @@ class KVCache:
                 pass
             # A sixteenth of the pool at once, for the search goes through the whole tree.
             evict_window(self.tree, group, max(count - pool.num_free, pool.num_pages // 16))
+
+
+def _is_partly_away(table: Rows) -> bool:
+    """Some of its pages are on the host only."""
+    return any(min(row, default=NONE) < NONE for row in table)

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 NONE = -1
 """Stands in a table where there is no page."""
+AWAY = -2
+"""A page of the host stands as `AWAY - page` in a table beside pages of the device: below `NONE`."""
 
 
 class PageCopy(NamedTuple):
@@ -32,11 +34,6 @@ class PageCopies(NamedTuple):
 def singly(copies: Iterable[PageCopies]) -> list[PageCopy]:
     """Each copy by itself."""
     return [PageCopy(group, *ends) for group, *both in copies for ends in zip(*both, strict=True)]
-
-
-def away(page: int) -> int:
-    """How a page of the host stands in a table beside pages of the device: below `NONE`. Its own inverse."""
-    return -2 - page
 
 
 def pages_of(table: Iterable[int]) -> list[int]:
@@ -125,6 +122,11 @@ class PagePool:
 
     def is_evictable(self, page: int) -> bool:
         return bool(self._cached[page]) and self.refs[page] == 1
+
+    def count_evictable(self, pages: Iterable[int]) -> int:
+        """How many of these pages nobody but the prefix cache holds."""
+        refs, cached = self.refs, self._cached
+        return len([page for page in pages if refs[page] == 1 and cached[page]])
 
     def check(self, tables: Iterable[Iterable[int]], tree: Iterable[int], copies: Iterable[int] = ()) -> None:
         """Raise `AssertionError` unless a page is free, or held just as often as `tables`, `tree` and `copies` hold it."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.group import Group
-from agentrt.engine.kv.pages import NONE, PagePool, away
+from agentrt.engine.kv.pages import AWAY, NONE, PagePool
 
 Rows = list[list[int]]
 """A row of pages for each cache group."""
@@ -73,7 +73,7 @@ class RadixTree:
     def match(self, namespace: Namespace, ids: IntArray, whole: int) -> tuple[Node | None, Rows]:
         """The table of the longest cached prefix of the first `whole` pages of `ids`, and the last node whole in it, if any.
 
-        Where the device has no page the table has that of the host, stated by `away`. The pages are not retained: the
+        Where the device has no page the table has that of the host, as `AWAY` says. The pages are not retained: the
         caller does that before anything else happens to the pools.
         """
         self._tick += 1
@@ -340,4 +340,4 @@ def nearest(device: list[int], host: list[int], count: int) -> list[int]:
     row = device[:count]
     if NONE not in row:
         return row
-    return [away(other) if page == NONE else page for page, other in zip(row, host, strict=False)]
+    return [AWAY - other if page == NONE else page for page, other in zip(row, host, strict=False)]

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol, Self
 
 from agentrt.engine.kv.evict import evict, evict_window
 from agentrt.engine.kv.lease import Lease
-from agentrt.engine.kv.pages import NONE, PageCopies, PageCopy, away, singly
+from agentrt.engine.kv.pages import AWAY, NONE, PageCopies, PageCopy, singly
 from agentrt.engine.kv.radix import DEVICE, HOST, Node, RadixTree
 
 Direction = Literal["save", "load"]
@@ -180,7 +180,7 @@ class HostTier:
         """
         assert lease.anchor is not None
         places = [[place for place, page in enumerate(row) if page < NONE] for row in lease.table]
-        sources = [[away(page) for page in row if page < NONE] for row in lease.table]
+        sources = [[AWAY - page for page in row if page < NONE] for row in lease.table]
         for pool, pages in zip(self.pools, sources, strict=True):
             pool.retain(pages)
         targets = [take(group, len(pages)) if pages else [] for group, pages in enumerate(sources)]
@@ -298,10 +298,11 @@ class HostTier:
         """Put what was saved in its place on the host."""
         group, saved = copies.group, list[int]()
         for place, page, other in zip(places, copies.sources, copies.targets, strict=True):
-            if (group, page, other) not in failed:
-                node, at = self.tree.locate(path[0], place)
-                node.tables[HOST][group][at] = other
-                saved.append(other)
+            if failed and (group, page, other) in failed:
+                continue
+            node, at = self.tree.locate(path[0], place)
+            node.tables[HOST][group][at] = other
+            saved.append(other)
         self.pools[group].cache(saved)
 
     def _generation(self, job: Job) -> int:
