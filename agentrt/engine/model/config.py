@@ -10,7 +10,7 @@ there are layers of experts (Qwen3-MoE, DeepSeek) and latent attention (DeepSeek
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -32,6 +32,8 @@ FAMILIES = {
 """The architectures we decode."""
 
 Gate = Literal["silu", "gelu_pytorch_tanh"]
+Size = Annotated[int, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class NotDecodedError(UsageError):
@@ -145,32 +147,32 @@ class _Named(msgspec.Struct, kw_only=True):
 class _Source(_Named, kw_only=True):
     """The keys of a `config.json` that we read; others are left alone."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
+    vocab_size: Size
+    hidden_size: Size
+    intermediate_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    max_position_embeddings: Size
+    rms_norm_eps: Annotated[float, msgspec.Meta(ge=0)] = 1e-6
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_local_base_freq: float | None = None
     no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: int = 4
+    no_rope_layer_interval: Size = 4
     hidden_act: str | None = None
     hidden_activation: str | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
     tie_word_embeddings: bool | None = None
-    sliding_window: int | None = None
-    sliding_window_pattern: int = 6
+    sliding_window: Count | None = None
+    sliding_window_pattern: Size = 6
     use_sliding_window: bool = False
     max_window_layers: int = 0
     layer_types: list[str] | None = None
-    query_pre_attn_scalar: float = 256.0
+    query_pre_attn_scalar: Annotated[float, msgspec.Meta(gt=0)] = 256.0
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     use_bidirectional_attention: bool | None = False
@@ -180,17 +182,17 @@ class _Source(_Named, kw_only=True):
     num_experts_per_tok: int | None = None
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
-    decoder_sparse_step: int = 1
+    decoder_sparse_step: Size = 1
     mlp_only_layers: list[int] | None = None
     n_routed_experts: int = 0
-    n_shared_experts: int | None = None
+    n_shared_experts: Count | None = None
     routed_scaling_factor: float = 1.0
     topk_method: str | None = "greedy"
     n_group: int | None = None
     topk_group: int | None = None
     first_k_dense_replace: int = 0
     kv_lora_rank: int = 0
-    q_lora_rank: int | None = None
+    q_lora_rank: Count | None = None
     qk_rope_head_dim: int = 0
     qk_nope_head_dim: int = 0
     v_head_dim: int = 0
@@ -230,6 +232,8 @@ def _convert(source: _Source, family: str) -> ModelConfig:
     if source.num_attention_heads % num_kv_heads:
         raise ValueError(f"{source.num_attention_heads} heads cannot share {num_kv_heads} KV heads evenly")
     head_dim = source.head_dim or source.hidden_size // source.num_attention_heads
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"a head must have an even number of dimensions, not {head_dim}")
     windows, is_tied = _windows(source, family), source.tie_word_embeddings
     config = ModelConfig(
         architecture=source.architectures[0],
@@ -280,6 +284,11 @@ def _sparse_qwen3(source: _Source) -> Sparse | None:
 
 def _deepseek(config: ModelConfig, source: _Source, family: str) -> ModelConfig:
     """V2 scores experts by softmax and never divides their weights by the sum; V3 by sigmoid, and with a bias."""
+    for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
+        if getattr(source, name) < 2 or getattr(source, name) % 2:
+            raise ValueError(f"{name} must be even and above 0, not {getattr(source, name)}")
+    if not source.rope_interleave:
+        raise ValueError("rope_interleave is false and only true is supported")
     is_v3, rope = family == "deepseek_v3", config.ropes[0]
     groups = (source.n_group or 1) if is_v3 or source.topk_method == "group_limited_greedy" else 1
     routing = Routing(
@@ -295,11 +304,6 @@ def _deepseek(config: ModelConfig, source: _Source, family: str) -> ModelConfig:
         rank=source.kv_lora_rank, rope_dim=source.qk_rope_head_dim, nope_dim=source.qk_nope_head_dim,
         value_dim=source.v_head_dim, query_rank=source.q_lora_rank or 0, score_scale=scale,
     )  # fmt: skip
-    for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"):
-        if getattr(source, name) < 2 or getattr(source, name) % 2:
-            raise ValueError(f"{name} must be even and above 0, not {getattr(source, name)}")
-    if not source.rope_interleave:
-        raise ValueError("rope_interleave is false and only true is supported")
     return msgspec.structs.replace(
         config, sparse=sparse, latent=latent, num_kv_heads=1, head_dim=latent.rank + latent.rope_dim
     )

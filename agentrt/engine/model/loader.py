@@ -94,7 +94,12 @@ def _read_file(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, T
         if missing:
             raise UsageError(f"{path}: {_named(missing)} missing; config.json is of another model")
         for name, shape in shapes.items():
-            found = tuple(file.get_slice(name).get_shape())
+            there = file.get_slice(name)
+            if not there.get_dtype().startswith(("F", "BF")):
+                raise UsageError(
+                    f"{path}: {name} is {there.get_dtype()} and must be floats; fetch a model not quantised"
+                )
+            found = tuple(there.get_shape())
             if found != shape:
                 raise UsageError(f"{path}: {name} is {found} and by config.json {shape}; they are of two models")
         return {name: file.get_tensor(name) for name in shapes}

@@ -6,35 +6,42 @@ where it stands, and a position's angle must not depend on that.
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Length = Annotated[int, msgspec.Meta(gt=0)]
+
 
 class Llama3Scaling(msgspec.Struct, frozen=True, kw_only=True):
     """Llama 3's stretch of slow rotary frequencies."""
 
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
+    factor: Positive
+    low_freq_factor: Positive
+    high_freq_factor: Positive
+    original_max_position_embeddings: Length
+
+    def __post_init__(self) -> None:
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError("high_freq_factor must be above low_freq_factor")
 
 
 class LinearScaling(msgspec.Struct, frozen=True, kw_only=True):
     """All frequencies divided by one factor."""
 
-    factor: float
+    factor: Positive
 
 
 class YarnScaling(msgspec.Struct, frozen=True, kw_only=True):
     """YaRN (arXiv 2309.00071): slow frequencies divided by the factor, and attention sharpened."""
 
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    factor: Positive
+    original_max_position_embeddings: Length
+    beta_fast: Positive = 32.0
+    beta_slow: Positive = 1.0
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     attention_factor: float | None = None
@@ -64,8 +71,8 @@ class Rope(msgspec.Struct, frozen=True):
 def parse_rope(parameters: Mapping[str, Any], theta: float) -> Rope:
     """The `Rope` of a config's parameters; `theta` is the base where they have none. `ValueError` if we lack the kind."""
     theta = float(parameters.get("rope_theta") or theta)
-    if not (math.isfinite(theta) and theta > 0):
-        raise ValueError(f"rope_theta must be above 0, not {theta}")
+    if not 1 < theta < math.inf:
+        raise ValueError(f"rope_theta must be above 1, not {theta}")
     if parameters.get("partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor is not supported")
     kind = parameters.get("rope_type", parameters.get("type", "default"))

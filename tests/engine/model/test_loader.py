@@ -66,6 +66,14 @@ def test_missing_parts_are_named(folder: Path) -> None:
     save_file({**weights, "model.norm.weight": norm[:-1].clone()}, folder / "model.safetensors")
     with pytest.raises(UsageError, match=r"model\.norm\.weight is \(47,\) and by config\.json \(48,\)"):
         load_model(folder)
+    save_file({**weights, "model.norm.weight": norm.to(torch.int8)}, folder / "model.safetensors")
+    with pytest.raises(UsageError, match=r"model\.norm\.weight is I8 and must be floats"):
+        load_model(folder)
+    whole = (folder / "model.safetensors").read_bytes()
+    for length in (0, 4, 8, 100, len(whole) - 1):
+        (folder / "model.safetensors").write_bytes(whole[:length])
+        with pytest.raises(UsageError, match=r"model\.safetensors: cannot be read: .*; fetch or save it again"):
+            load_model(folder)
     (folder / "model.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(UsageError, match="cannot be read"):
         load_model(folder)
@@ -97,6 +105,37 @@ def test_missing_shards_are_named(folder: Path) -> None:
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "the rope type 'dynamic' is not supported"),
         ({"num_key_value_heads": 4}, "6 heads cannot share 4 KV heads evenly"),
         ({"vocab_size": "many"}, "vocab_size"),
+        ({"vocab_size": 0}, r"Expected `int` >= 1 - at `\$.vocab_size`"),
+        ({"num_attention_heads": 0}, "num_attention_heads"),
+        ({"max_position_embeddings": -1}, "max_position_embeddings"),
+        ({"head_dim": 7}, "a head must have an even number of dimensions, not 7"),
+        ({"head_dim": None, "num_attention_heads": 64}, "a head must have an even number of dimensions, not 0"),
+        ({"rope_parameters": {"rope_theta": 1.0}}, "rope_theta must be above 1, not 1.0"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 0.0}}, "factor"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings",
+        ),
+        (
+            {
+                "rope_parameters": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "low_freq_factor": 4.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                }
+            },
+            "high_freq_factor must be above low_freq_factor",
+        ),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        (
+            {"architectures": ["Gemma3ForCausalLM"], "hidden_act": None, "query_pre_attn_scalar": 0},
+            "query_pre_attn_scalar",
+        ),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "decoder_sparse_step": 0}, "decoder_sparse_step"),
+        ({"architectures": ["DeepseekV2ForCausalLM"]}, "kv_lora_rank must be even and above 0, not 0"),
+        ({"architectures": []}, "the architecture none is not supported"),
     ],
 )
 def test_configs_that_are_refused(folder: Path, changes: dict[str, Any], message: str) -> None:
