@@ -58,7 +58,7 @@ class KVCache:
         """Those whose pages come free when their copies have been made."""
         self.num_reprefilled = 0
         """Ids computed again whose KV was there once."""
-        self._opened = self._enrolled = 0
+        self._numbered = 0
         self._lost: list[Lease] = []
         """Running leases whose pages could not be restored."""
         self._refused = 0
@@ -80,15 +80,15 @@ class KVCache:
 
     def open(self, namespace: Namespace) -> Lease:
         """A new, empty lease; its owner closes it."""
-        self._opened += 1
-        lease = Lease(namespace, len(self.groups), self._opened, self.clock())
+        self._numbered += 1
+        lease = Lease(namespace, len(self.groups), self._numbered, self.clock())
         self._leases[lease] = None
         return lease
 
     def enroll(self, lease: Lease) -> None:
         """The first request of a lease has come: it is numbered anew, in the order of these."""
-        self._enrolled += 1
-        lease.number = self._enrolled
+        self._numbered += 1
+        lease.number = self._numbered
         lease.take_place(lease.place[:-1])
 
     def close(self, lease: Lease) -> None:
@@ -291,7 +291,7 @@ class KVCache:
     ) -> bool:
         """Have idle leases give up pages, as the policy says, until `lacking` more can be had; `spared` keeps its own.
 
-        False if no page came free. Some may come when copies have been made: see `is_copying`. If nobody can go on
+        False if no page came free. Some may come when copies have been made: see `wait_for_parking`. If nobody can go on
         (`is_stuck`) and the policy gives up nothing, its pins are revoked.
         """
         goal = self.pool.num_available + lacking

@@ -107,7 +107,7 @@ class Lease:
 
     def __init__(self, namespace: Namespace, num_groups: int, number: int, now: float) -> None:
         self.namespace, self.number, self.meter = namespace, number, Meter(now)
-        """Leases are numbered in the order of their first requests."""
+        """No two have the same. Leases are numbered in the order of their first requests, a fork with KV as it is made."""
         self.table: list[IntArray] = [array("i") for _ in range(num_groups)]
         """A row for each cache group, a page for each `page_size` ids; none where they are out of the group's window. The rows
         change, and stay the same objects."""

@@ -1,9 +1,9 @@
 """What is to become of the KV of idle leases: policies over plain numbers. Pure.
 
-A policy is asked three things: what to do with a lease as its tool starts, which leases give up their pages when somebody
-lacks some, and which come back first when there is room; and it is told how long tools took. It holds no page and starts no
-copy; `kv.cache` does what it says as far as that can be done, and when nobody could go on otherwise it revokes leases that a
-policy would keep.
+A policy is asked four things: what to do with a lease as its tool starts, which leases give up their pages when somebody
+lacks some, which come back first when there is room, and whose turns are let in; and it is told how long tools took. It
+holds no page and starts no copy; `kv.cache` does what it says as far as that can be done, and when nobody could go on
+otherwise it revokes leases that a policy would keep.
 """
 
 import math
@@ -19,9 +19,10 @@ Kind = Literal["cache", "keep", "park", "drop"]
 
 
 class LeaseView(NamedTuple):
-    """An idle lease. `slot` is its place in the list, and names it in the answer. Seconds, and ids where not said."""
+    """A lease, which is idle but where `inside` is asked. Seconds, and ids where not said."""
 
     slot: int
+    """Its place in the list, which names it in the answer."""
     state: State
     tokens: int
     """Whose KV it has, wherever that is."""
@@ -30,7 +31,7 @@ class LeaseView(NamedTuple):
     is_saved: bool
     """All that it would be restored from is on the host: it can be parked for nothing."""
     number: int
-    """Leases are numbered in the order they were opened."""
+    """See `Lease.number`."""
     is_wanted: bool
     """Its turn waits to be let in; no tool runs."""
     tool: str = ""

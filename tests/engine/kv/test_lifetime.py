@@ -359,7 +359,7 @@ def test_c40_a_stall_says_who_holds_what(monkeypatch: pytest.MonkeyPatch) -> Non
     a.turn(prompt(0, 11), 1)
     monkeypatch.setattr(core.cache, "make_room", lambda *args, **kwargs: False)
     b.ask(prompt(3, 5))
-    with pytest.raises(StallError, match=r"1 sequences wait and 0 run.*lease 1 \(cached\) 6"):
+    with pytest.raises(StallError, match=r"1 sequences wait and 0 run.*lease 3 \(cached\) 6"):
         core.step()
 
 
@@ -406,6 +406,19 @@ def test_illegal_moves_raise() -> None:
     core.close(a.lease)
     with pytest.raises(IllegalMoveError, match="a lease that is closed cannot become running"):
         core.cache.resume(a.lease, a.tokens.token_ids, 4)
+
+
+def test_no_two_leases_have_the_same_number() -> None:
+    """Numbered anew by their first requests, in the order of these; a fork with KV keeps the number that it was made with."""
+    core = make_core(64)
+    a, b, late = Talk(core), Talk(core), Talk(core)
+    for talk in (b, a):
+        talk.turn(prompt(0))
+    forks = [core.fork(a.lease, 8) for _ in range(2)]
+    late.turn(prompt(1))
+    leases = [b.lease, a.lease, *forks, late.lease]
+    assert sorted(leases, key=lambda lease: lease.number) == leases
+    assert len({lease.number for lease in leases}) == 5
 
 
 def test_byte_seconds_by_hand() -> None:
