@@ -565,10 +565,9 @@ class EngineCore:
         """Without a `forecast`, its growth is not looked up: that is asked only for the sake of those who wait."""
         lease = sequence.lease
         growth = self._growth(sequence) if forecast else 0
-        waits = bool(sequence.group) and not lease.anchor  # one that had its prompt already waits for nobody's
-        if waits and self.cache.finds(lease, sequence.tokens.token_ids, sequence.matchable):
-            waits = False
-        group = sequence.group if waits else ""
+        group = "" if lease.anchor else sequence.group  # one that had its prompt already waits for nobody's
+        if group and self.cache.finds(lease, sequence.tokens.token_ids, sequence.matchable):
+            group = ""
         is_loading = lease.job is not None and lease.is_running
         computed = lease.computed if lease.job is None else self.cache.arriving(lease)
         return Demand(slot, sequence.known, computed, len(lease.pages), growth, group, is_loading)
