@@ -12,11 +12,11 @@ runs at this oversubscription and at those of `--caps` below. `unlimited`, a dev
 Beside it stands the ratio of sampled ids a second until the last episode began (`full`): what a short run says of a long
 one, for at the end of a run, when fewer and fewer are alive, no policy has anything to decide.
 
-`--results` appends every run to a file and takes from it what is there, so a long table can be made in pieces; `--seconds`
-ends a piece, `--corners` (link:host) chooses cells. `--pool` makes a smaller device (ids that fit): the same oversubscription
-with fewer live episodes. `--orders` compares the orders of service where most is asked of the pool. `--quick`: 200 episodes,
-one seed, the 8B model on 125,000 ids, the two extreme cells at the largest oversubscription, and the baselines that were ever
-the best one.
+`--results` appends every run to a file and takes from it what is there, so a long table can be made in pieces
+(`kv_policy.jsonl` beside this file has what there is of 1,000 episodes); `--seconds` ends a piece, `--corners` (link:host)
+chooses cells. `--pool` makes a smaller device (ids that fit): the same oversubscription with fewer live episodes. `--orders`
+compares the orders of service where most is asked of the pool. `--quick`: 200 episodes, one seed, the 8B model on 125,000
+ids, the two extreme cells at the largest oversubscription, and the baselines that were ever the best one.
 """
 
 import argparse
