@@ -80,7 +80,8 @@ SHAPES = {
 
 
 class Roofline(NamedTuple):
-    """A step takes the longer of its arithmetic and its reads: weights once, and the KV of every sequence once."""
+    """A step takes the longer of arithmetic and reads, in its products with weights, which it reads once, and again in its
+    attention, which reads the KV of every sequence once: in each layer the one waits for the other."""
 
     device: Device
     shape: Shape
@@ -109,11 +110,11 @@ class Roofline(NamedTuple):
 
     def seconds_of(self, rows: float, row_keys: float, keys: float) -> float:
         """Of a step with so many rows, pairs of a row and a key that it attends, and keys that are read."""
-        flops = 2 * self.shape.parameters * rows + self.shape.row_key_flops * row_keys
-        read = 2 * self.shape.parameters + self.shape.token_bytes * keys
-        device = self.device
-        work = max(flops / (device.flops * device.flops_share), read / (device.bytes_per_second * device.bytes_share))
-        return device.step_seconds + work
+        device, shape = self.device, self.shape
+        flop, byte = 1 / (device.flops * device.flops_share), 1 / (device.bytes_per_second * device.bytes_share)
+        products = 2 * shape.parameters * max(rows * flop, byte)
+        attention = max(shape.row_key_flops * row_keys * flop, shape.token_bytes * keys * byte)
+        return device.step_seconds + products + attention
 
 
 class Ahead:

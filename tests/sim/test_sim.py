@@ -55,6 +55,13 @@ def test_a_prompt_is_bound_by_arithmetic() -> None:
     assert EIGHT.seconds([(0, 4096)]) / 4096 == pytest.approx(39.8e-6, rel=0.01)
 
 
+def test_a_prompt_beside_decodes_waits_for_their_attention() -> None:
+    """The prompt's products are arithmetic, the attention of that step is reading; neither hides in the other."""
+    products = 16.4e9 * (512 + 64) / (0.45 * 989e12)
+    reads = 147_456 * (64 * 10_001 + 512) / 3.84e12
+    assert EIGHT.seconds([(10_000, 1)] * 64 + [(0, 512)]) == pytest.approx(0.001 + products + reads)
+
+
 @pytest.mark.parametrize("host_share", [0.0, 4.0])
 @pytest.mark.parametrize("policy", get_args(KVPolicy))
 def test_every_policy_plays_all_episodes(policy: KVPolicy, host_share: float) -> None:
