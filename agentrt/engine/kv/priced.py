@@ -41,8 +41,9 @@ MOST_OVERFILL, CHEAP = 0.6, 0.01
 """What more is let in where it costs no more than these seconds to give up a conversation."""
 LEAST_AT_WORK = 0.25
 """Of a pool: as much is taken to be at work, for what is given up now lets several in."""
-KEPT_FREE = 0.5
-"""Of a pool, what of the host stays for those whose tools go on for long, and is no room for what is let in beyond the pool."""
+SPREAD = 1.5
+"""How far what all together hold strays, in conversations, by the root of how many fit the pool: as much of the host stays
+free, and is no room for what is let in beyond the pool."""
 SOON = 2.0
 """Seconds."""
 
@@ -121,9 +122,10 @@ class Priced:
         self.times.add(lease.tool, lease.arguments, lease.elapsed, is_cut=is_cut)
 
     def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
-        """Those that wait outside, the latest come first; then those whose keeping costs more than giving them up.
+        """Those that wait outside, the latest come first; then those whose keeping costs more than giving them up, all of them
+        if nobody can go on otherwise; then those whose turns wait to be let in, again the latest come first.
 
-        If nobody can go on otherwise all of them, those last whose turns wait to be let in.
+        A turn that waits is no use with what it has until those before it are in.
         """
         return enough(self._in_order(leases, pool), pool)
 
@@ -162,14 +164,14 @@ class Priced:
     def _dearest_first(
         self, leases: Sequence[LeaseView], pool: PoolView, price: float
     ) -> Iterator[tuple[LeaseView, Kind]]:
-        """Those whose keeping costs more than giving them up; if nobody can go on otherwise all of them, and then the wanted.
+        """Those whose keeping costs more than giving them up, all of them if nobody can go on otherwise; then the wanted.
         What the host has no room for beside those before it is priced as if there were no host, and comes where it belongs."""
         room = pool.host_free
-        for is_wanted in (False, True) if pool.is_stuck else (False,):
+        for is_wanted in (False, True):
             stage = enumerate(lease for lease in leases if lease.is_wanted == is_wanted)
             heap = [self._choice(lease, pool, price, place, room) for place, lease in stage]
             heapify(heap)
-            while heap and (heap[0].order < 0.0 or pool.is_stuck):
+            while heap and (is_wanted or pool.is_stuck or heap[0].order < 0.0):
                 _, _, place, lease, kind = heappop(heap)
                 pages = lease.unshared // pool.page_size
                 if kind == "park" and pages > room:
@@ -193,7 +195,8 @@ class Priced:
         """How much more may be let in: the less, the more it costs to give up a conversation of middling length.
 
         What counts is the size of the host. What is free on it changes from one moment to the next; conversations would be
-        let in and sent out again with it, and each time one is sent out its KV makes way.
+        let in and sent out again with it, and each time one is sent out its KV makes way. The fewer fit the pool, the more of
+        the host has to stay free for that.
         """
         contexts = [lease.context for lease in leases if lease.context]
         if not contexts:
@@ -203,7 +206,8 @@ class Priced:
         has_host = pool.host_pages * pool.page_size > typical
         price = pool.rates.fixed_share / (pool.pages * pool.page_size)  # with the whole pool at work, as is the aim
         cost = give_up(lease, pool.rates, price, has_host=has_host).seconds
-        most = min(MOST_OVERFILL, max(pool.host_pages / pool.pages - KEPT_FREE, 0.0))
+        kept_free = SPREAD * math.sqrt(typical / (pool.pages * pool.page_size))
+        most = min(MOST_OVERFILL, max(pool.host_pages / pool.pages - kept_free, 0.0))
         return most * min(CHEAP / cost, 1.0) if cost else 0.0
 
     def _soon(self, lease: LeaseView) -> float:
