@@ -55,8 +55,8 @@ class EngineService:
         self._commands: deque[Command] = deque()
         self._finished: deque[EngineSequence | Update] = deque()
         self._waiting: dict[EngineSequence | Update, anyio.Event] = {}
-        self._watching: dict[EngineSequence, Callable[[], None]] = {}
-        """Whom to tell, after each step, that a sequence may have grown."""
+        self._watching: dict[EngineSequence, anyio.Event] = {}
+        """Set after each step for those who want to know when a sequence may have grown."""
         self._updates = anyio.Lock()
         self._turn = threading.Condition()
         self._state: Literal["not entered", "open", "closed"] = "not entered"
@@ -85,23 +85,33 @@ class EngineService:
     async def run(
         self, session: "LocalSession", sequence: EngineSequence, progress: Callable[[], None] | None = None
     ) -> None:
-        """Queue a sequence and wait until it has ended. Cancellation aborts it, and waits for the step in flight."""
+        """Queue a sequence and wait until it has ended. Cancellation aborts it, and waits for the step in flight; so does
+        what `progress` raises."""
         ended = self._waiting[sequence] = anyio.Event()
-        if progress is not None:
-            self._watching[sequence] = progress
         try:
             self._raise_crash()
             self.post(lambda: self.core.submit(sequence, session.lease))
-            await ended.wait()
-        except anyio.get_cancelled_exc_class():
-            self.post(lambda: self.abort(sequence))
-            with anyio.move_on_after(ABORT_SECONDS, shield=True):
+            if progress is None:
                 await ended.wait()
+            else:
+                await self._told(sequence, ended, progress)
+        except BaseException:
+            if self._crash is None:
+                self.post(lambda: self.abort(sequence))
+                with anyio.move_on_after(ABORT_SECONDS, shield=True):
+                    await ended.wait()
             raise
         finally:
             self._waiting.pop(sequence, None)
             self._watching.pop(sequence, None)
         self._raise_crash()
+
+    async def _told(self, sequence: EngineSequence, ended: anyio.Event, progress: Callable[[], None]) -> None:
+        """Wait until it has ended, and call `progress` after each step until then: here, so that its error is its caller's."""
+        while not ended.is_set():
+            grown = self._watching[sequence] = anyio.Event()
+            await grown.wait()
+            progress()
 
     def abort(self, sequence: EngineSequence) -> None:
         """In the step thread: end a request, and tell who waits for it. One that has ended already is left alone."""
@@ -170,7 +180,11 @@ class EngineService:
             self._turn.notify()
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join, ABORT_SECONDS)
-        self.core.stop()
+        if self._thread.is_alive():
+            self._crash = TimeoutError(f"a step had not ended after {ABORT_SECONDS:g} s")
+            self._finished.extend(list(self._waiting))
+        else:
+            self.core.stop()
         self._announce_finished()
         self._announcer.cancel_scope.cancel()
         await self._announcer.__aexit__(None, None, None)
@@ -214,7 +228,7 @@ class EngineService:
 
     def _finish(self, finished: Sequence[EngineSequence | Update]) -> None:
         self._finished.extend(finished)
-        with suppress(BlockingIOError):  # full: the loop has a byte to read already
+        with suppress(OSError):  # full: the loop has a byte to read already; closed: a step too late, nobody waits
             self._wake_in.send(b"\0")
 
     async def _announce(self) -> None:
@@ -223,14 +237,14 @@ class EngineService:
             await anyio.wait_readable(self._wake_out)
             self._wake_out.recv(4096)
             self._announce_finished()
-            for progress in self._watching.values():
-                progress()
 
     def _announce_finished(self) -> None:
         while self._finished:
             ended = self._waiting.get(self._finished.popleft())
             if ended is not None:
                 ended.set()
+        for grown in self._watching.values():
+            grown.set()
 
     def _open(self) -> None:
         assert self._state == "not entered", "an engine is entered once"

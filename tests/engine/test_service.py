@@ -332,6 +332,55 @@ async def test_progress_is_told_while_a_turn_is_sampled() -> None:
     assert len(set(seen)) > 3, "it was told once, at the end"
 
 
+async def test_what_progress_raises_is_its_callers_error_alone() -> None:
+    """It ended the engine's task group, and with it everybody's turns."""
+
+    def fail() -> None:
+        raise LookupError("a display that is gone")
+
+    ended = []
+    async with service(seconds=0.005) as engine:
+
+        async def other() -> None:
+            with engine.session() as session:
+                ended.append(await session.sample([3], PARAMS, max_tokens=40))
+
+        async with anyio.create_task_group() as others:
+            others.start_soon(other)
+            with engine.session() as session:
+                with pytest.raises(LookupError, match="a display that is gone"):
+                    await session.sample([1, 2], PARAMS, max_tokens=100, progress=fail)
+                assert len(session.tokens) < 60, "the turn was not ended"
+                await session.sample([1], PARAMS, max_tokens=2)
+        assert engine.statistics().running == 0
+    assert len(ended[0].token_ids) == 40
+
+
+async def test_a_step_that_never_ends_is_told_to_those_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They waited for ever: the engine closed without a word."""
+    monkeypatch.setattr("agentrt.engine.service.ABORT_SECONDS", 0.1)
+    errors = list[str]()
+
+    async def wait(engine: EngineService) -> None:
+        with engine.session() as session:
+            try:
+                await session.sample([1, 2], PARAMS, max_tokens=100)
+            except EngineFailure as error:
+                errors.append(str(error))
+
+    async with anyio.create_task_group() as waiting:
+        try:
+            async with service(seconds=1.0) as engine:
+                waiting.start_soon(wait, engine)
+                await anyio.sleep(0.1)
+                started = anyio.current_time()
+        except EngineFailure as error:
+            errors.append(str(error))
+    assert errors == ["the engine stopped: TimeoutError('a step had not ended after 0.1 s')"] * 2
+    assert anyio.current_time() - started < 0.8
+    await anyio.to_thread.run_sync(engine._thread.join)
+
+
 PROMPT = [index % VOCAB for index in range(41)]
 
 
