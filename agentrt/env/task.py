@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from agentrt.env.chat.message import Message
+from agentrt.sandbox.files import check
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -21,3 +22,7 @@ class Task(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.id, str):
             raise TypeError(f"Task.id must be a string, not the {type(self.id).__name__} {self.id!r}")
+        try:
+            check(self.files)
+        except ValueError as error:
+            raise ValueError(f"Task.files: {error}") from None
