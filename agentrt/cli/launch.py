@@ -66,9 +66,14 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
         folder = _resumed(path, versions) if is_resumed else RunFolder.create(path, spec, versions)
         say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
         started = time.perf_counter()
-        with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
-            sys.setswitchinterval(SWITCH_SECONDS)
-            attempts, is_interrupted = anyio.run(_roll_out, work, folder, progress)
+        try:
+            with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
+                sys.setswitchinterval(SWITCH_SECONDS)
+                attempts, is_interrupted = anyio.run(_roll_out, work, folder, progress)
+        except AgentrtError:
+            if not is_resumed:
+                folder.remove_if_empty()
+            raise
         seconds = time.perf_counter() - started
     if not attempts and not is_interrupted:
         say("this run is complete: nothing was left to do")

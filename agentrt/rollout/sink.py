@@ -6,6 +6,7 @@ process writes to a folder at a time.
 """
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -103,6 +104,11 @@ class RunFolder:
         """The folder of an earlier run."""
         stored_run(path)
         return cls(path)
+
+    def remove_if_empty(self) -> None:
+        """Remove a folder in which there is no record: what could not begin is in nobody's way when it is tried again."""
+        if not (self.path / TRAJECTORIES).exists() or (self.path / TRAJECTORIES).stat().st_size == 0:
+            shutil.rmtree(self.path)
 
     def trajectories(self) -> Iterable[EpisodeRecord]:
         """The records so far, one at a time."""

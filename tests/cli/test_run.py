@@ -266,6 +266,15 @@ def test_an_environment_that_raises_makes_failed_records_and_exit_1(tmp_path: Pa
         assert record.branches[0].mask.count(1) > 0
 
 
+def test_tasks_that_fail_leave_no_folder(tmp_path: Path) -> None:
+    """An empty one was in the way of the same command, once the environment was repaired."""
+    (tmp_path / "broken.py").write_text(BROKEN.replace("yield Task", "yield 1 / 0, Task"))
+    done = agentrt("run", "broken.py", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "tasks('train') raised ZeroDivisionError" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_dry_run_prints_the_whole_spec_and_runs_nothing(tmp_path: Path) -> None:
     import tomllib
 
