@@ -88,8 +88,6 @@ class SessionHints(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions with the same group share a prompt."""
     members_left: int = 0
     """Members of the group that still run, this one included: the fewer, the sooner the group is whole. 0 is unknown."""
-    is_filtered: bool = False
-    """Its trajectory will not be trained on, so its KV makes way first."""
     deadline: float | None = None
     """In how many seconds the episode is ended at the latest."""
     oldest_version: int | None = None

@@ -44,7 +44,6 @@ class LeaseView(NamedTuple):
     """Until it is ended at the latest."""
     group: str = ""
     members_left: int = 0
-    is_filtered: bool = False
     oldest_version: int | None = None
     context: int = 0
     """The most ids that ever had their KV here."""
@@ -64,7 +63,7 @@ class LeaseView(NamedTuple):
             deadline = None if pause.deadline is None else pause.deadline - now
         return cls(
             slot, lease.state, tokens, lease.unshared, lease.is_saved, lease.number, lease.is_wanted, tool, arguments, elapsed,
-            eta, deadline, hints.group, hints.members_left, hints.is_filtered, hints.oldest_version, lease.high_water,
+            eta, deadline, hints.group, hints.members_left, hints.oldest_version, lease.high_water,
             lease.place, lease.is_running,
         )  # fmt: skip
 
@@ -156,7 +155,7 @@ class Lru:
         """Learns nothing."""
 
     def make_room(self, leases: Sequence[LeaseView], pool: PoolView) -> list[Action]:
-        """In the order given, but filtered episodes first and those whose turn waits last, the youngest of them first."""
+        """In the order given, but those whose turn waits last, the youngest of them first."""
         kind: Kind = "park" if self.uses_host else "drop"
         return enough(((lease, kind) for lease in in_order_of_use(leases)), pool)
 
@@ -212,8 +211,8 @@ def enough(choices: Iterable[tuple[LeaseView, Kind]], pool: PoolView) -> list[Ac
 
 
 def in_order_of_use(leases: Sequence[LeaseView]) -> list[LeaseView]:
-    """As given, but filtered episodes first and those whose turn waits last, the youngest of them first."""
-    return sorted(leases, key=lambda lease: (lease.is_wanted, not lease.is_filtered, -lease.number * lease.is_wanted))
+    """As given, but those whose turn waits last, the youngest of them first."""
+    return sorted(leases, key=lambda lease: (lease.is_wanted, -lease.number * lease.is_wanted))
 
 
 def unpinned_first(

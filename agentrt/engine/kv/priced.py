@@ -219,8 +219,6 @@ class Priced:
     def _excess(self, lease: LeaseView, way: GiveUp, price: float, floor: float = -math.inf) -> float:
         if not price or not lease.unshared:
             return NEXT_HOLD
-        if lease.is_filtered:
-            return 2 * NEXT_HOLD
         worth = way.seconds * (1 + (LAST_MEMBER / lease.members_left if lease.members_left else 0.0))
         return holding_costs_more(self._remaining(lease), worth / (price * lease.unshared), floor)
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import pytest
 from talks import Talk, drain, make_core, park, prompt, settle, states, unlimited
 
-from agentrt.core.protocol import SessionHints
 from agentrt.engine.kv.evict import evict
 from agentrt.engine.kv.lease import State
 from agentrt.engine.kv.pages import NONE
@@ -225,16 +224,6 @@ def test_a_prefix_stays_when_one_member_is_dropped() -> None:
     assert (a.lease.state, b.lease.computed) == (State.DROPPED, 19)
     assert a.lease.unshared == 0
     assert core.cache.resume(core.open(), b.tokens.token_ids, 17) == 16
-
-
-def test_filtered_episodes_make_way_first() -> None:
-    core = make_core(17, 0)
-    a, b, c = Talk(core), Talk(core), Talk(core)
-    a.turn(prompt(0, 9))
-    b.turn(prompt(3, 9))
-    b.lease.hints = SessionHints(is_filtered=True)
-    c.turn(prompt(5, 9))
-    assert states(a, b) == [State.CACHED, State.DROPPED]
 
 
 def test_an_empty_place_goes_with_the_last_branch_below_it() -> None:

@@ -132,14 +132,11 @@ def test_a_call_that_hangs_is_given_up_although_its_tool_is_quick() -> None:
     assert policy.make_room([lease(tool="quick", elapsed=20.0)], POOL)
 
 
-def test_filtered_first_and_waiting_turns_last() -> None:
-    leases = [
-        lease(0, elapsed=5.0), lease(1, is_wanted=True), lease(2, elapsed=0.01, is_filtered=True), lease(3, is_wanted=True),
-        lease(4, eta=0.05),
-    ]  # fmt: skip
+def test_waiting_turns_last() -> None:
+    leases = [lease(0, elapsed=5.0), lease(1, is_wanted=True), lease(2, is_wanted=True), lease(3, eta=0.05)]
     lacking = POOL._replace(lacking=90_000)
-    assert [action.slot for action in Priced().make_room(leases, lacking)] == [2, 0, 3, 1]
-    assert [action.slot for action in Priced().make_room(leases, lacking._replace(is_stuck=True))] == [2, 0, 4, 3, 1]
+    assert [action.slot for action in Priced().make_room(leases, lacking)] == [0, 2, 1]
+    assert [action.slot for action in Priced().make_room(leases, lacking._replace(is_stuck=True))] == [0, 3, 2, 1]
 
 
 def test_a_turn_that_waits_makes_way_for_those_before_it() -> None:
