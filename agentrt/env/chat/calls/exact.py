@@ -2,7 +2,7 @@
 
 Integers keep all their digits, objects the order of their keys, strings every character. Refused: numbers that Python
 cannot pass on (NaN, infinities, `1e400`, integers beyond Python's conversion limit), half a surrogate pair, a key that
-is there twice.
+is there twice, and what is nested so deeply that somebody on its way to the tool and the record could not follow.
 """
 
 import json
@@ -11,6 +11,9 @@ import sys
 from typing import Any
 
 from agentrt.env.chat.message import ToolCall
+
+DEEPEST = 100
+"""Objects and arrays in one another, at most."""
 
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
@@ -83,13 +86,16 @@ def checked(name: str, arguments: Any, call_id: str = "") -> ToolCall:
 
 def refusal(value: Any) -> str:
     """Why a parsed value cannot be passed on; empty if it can. Walks without recursion: depth is the model's choice."""
-    pending = [value]
+    pending = [(value, 0)]
     while pending:
-        item = pending.pop()
-        if isinstance(item, dict):
-            pending += [*item.keys(), *item.values()]
-        elif isinstance(item, list):
-            pending += item
+        item, depth = pending.pop()
+        if isinstance(item, (dict, list)):
+            if depth == DEEPEST:
+                return "the arguments are nested too deeply"
+            inside = [*item.keys(), *item.values()] if isinstance(item, dict) else item
+            pending += [(one, depth + 1) for one in inside]
+        elif isinstance(item, int) and _has_too_many_digits(item):
+            return "the arguments hold a number of too many digits"
         elif isinstance(item, float) and not abs(item) <= sys.float_info.max:
             return "the arguments hold a number that is not finite or too large"
         elif isinstance(item, str) and _SURROGATE.search(item):
@@ -141,6 +147,15 @@ def _integer(digits: str) -> int | float:
     """Exact, or infinity (refused later, as `1e400` is) for more digits than Python converts."""
     limit = sys.get_int_max_str_digits()
     return float("inf") if limit and len(digits) > limit else int(digits)
+
+
+def _has_too_many_digits(number: int) -> bool:
+    """Python reads them as hexadecimal digits, in formats that are its own, and cannot write them as JSON."""
+    try:
+        str(number)
+    except ValueError:
+        return True
+    return False
 
 
 def _kind(value: Any) -> str:

@@ -53,6 +53,8 @@ def _call(node: ast.expr) -> ToolCall:
     for keyword in node.keywords:
         if keyword.arg is None:
             return ToolCall(name, error="arguments are written name=value, not **")
+        if keyword.arg in arguments or _repeats_a_key(keyword.value):
+            return ToolCall(name, error=f"{keyword.arg!r} is there twice, or a key in it is")
         try:
             arguments[keyword.arg] = _plain(ast.literal_eval(keyword.value))
         except (ValueError, TypeError, RecursionError, MemoryError):
@@ -60,6 +62,16 @@ def _call(node: ast.expr) -> ToolCall:
     if node.args:
         return ToolCall(name, error="arguments are written name=value, not by position")
     return checked(name, arguments)
+
+
+def _repeats_a_key(node: ast.expr) -> bool:
+    """Whether an object in a value has a key twice, of which Python would keep the last."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Dict):
+            keys = [key.value for key in part.keys if isinstance(key, ast.Constant)]
+            if len(set(keys)) < len(keys):
+                return True
+    return False
 
 
 def _plain(value: Any) -> Any:

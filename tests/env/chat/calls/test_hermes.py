@@ -114,6 +114,16 @@ def test_depth_is_an_error_and_not_a_crash() -> None:
         assert call.error
 
 
+def test_what_somebody_could_not_follow_is_nested_too_deeply() -> None:
+    """Python's own limit depends on who asks: what could be read could not be checked by its schema, or written."""
+    deep = '{"a":' * 98 + "[]" + "}" * 98
+    assert only(block(f'{{"name": "add", "arguments": {{"x": {deep}}}}}')).error == ""
+    deeper = ToolCall("add", error="the arguments are nested too deeply")
+    for levels in (99, 500, 900):
+        value = "[" * (levels + 1) + "]" * (levels + 1)
+        assert only(block(f'{{"name": "add", "arguments": {{"x": {value}}}}}')) == deeper
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
