@@ -44,7 +44,8 @@ def _object(schema: Schema, indent: str) -> str:
     return f"{{\n{''.join(lines)}{indent}}}"
 
 
-def _property(name: str, schema: Schema, indent: str, *, optional: bool) -> str:
+def _property(name: str, schema: Schema | bool, indent: str, *, optional: bool) -> str:
+    schema = _keys(schema)
     head, default = f"{indent}{name}{'?' if optional else ''}:", _default(schema)
     if variants := schema.get("oneOf"):
         comment = _comment(schema, indent) + (f"{indent}// {default}\n" if default else "")
@@ -54,9 +55,15 @@ def _property(name: str, schema: Schema, indent: str, *, optional: bool) -> str:
     return f"{_comment(schema, indent)}{head} {_type(schema, indent + '    ')}{ending}\n"
 
 
-def _variant(schema: Schema, indent: str) -> str:
+def _variant(schema: Schema | bool, indent: str) -> str:
+    schema = _keys(schema)
     note = _default(schema) or schema.get("description")
     return _type(schema, indent) + (f" // {note}" if note else "")
+
+
+def _keys(schema: Schema | bool) -> Schema:
+    """A schema that only says yes or no says nothing of a type."""
+    return {} if isinstance(schema, bool) else schema
 
 
 def _comment(schema: Schema, indent: str) -> str:

@@ -13,6 +13,7 @@ from families import Case, Described, conversations, vocabulary
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrt.env.chat import typescript
 from agentrt.env.chat.harmony import Harmony, read, visible
 from agentrt.env.chat.message import Message, ToolCall
 
@@ -118,6 +119,16 @@ def test_tools_are_listed_as_typescript(schema: dict[str, Any]) -> None:
     encoding()
     tools, question = [Described("add", "Adds.\nTwo lines.", schema), Described("now", "", {})], [Message("user", "Hi")]
     assert spelt(chat().prompt(question, tools)) == rendered(question, tools)
+
+
+def test_a_schema_that_is_only_yes_or_no_is_any() -> None:
+    """JSON Schema has them as properties; the tool list ended in a TypeError."""
+    schema = {
+        "type": "object",
+        "properties": {"x": True, "y": {"oneOf": [True]}, "z": {"type": "array", "items": False}},
+    }
+    text = typescript.namespace("functions", [Described("add", "", schema)])
+    assert "x?: any,\ny?:\n | any\n,\nz?: any[],\n" in text
 
 
 def test_prompt_turns_and_joins_are_what_harmony_renders() -> None:
