@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from agentrt.core.errors import UsageError
 from agentrt.core.tokenizer import Tokenizer
-from agentrt.env.chat.message import Message, ToolCall
+from agentrt.env.chat.message import ROLES, Message, ToolCall
 from agentrt.env.chat.pieces import Pieces
 from agentrt.env.chat.renderer import ToolDescription, described
 
@@ -28,6 +28,12 @@ _PRIVATE = range(0xF0000, 0xFFFFD)
 """Code points that no text means anything by."""
 TODAY = datetime(2024, 7, 26)
 """For templates that ask: a fixed day keeps prompts the same from day to day."""
+
+
+REFUSALS = (
+    TemplateError, TypeError, AttributeError, LookupError, ValueError, ArithmeticError, RecursionError, MemoryError,
+)  # fmt: skip
+"""What a template raises that does not fit a conversation, or is wrong in itself."""
 
 
 class Template:
@@ -46,7 +52,7 @@ class Template:
         environment.globals["strftime_now"] = TODAY.strftime
         try:
             self._compiled = environment.from_string(source)
-        except TemplateError as error:
+        except REFUSALS as error:
             raise UsageError(f"the chat template is not valid Jinja: {error}") from error
         markers = sorted((marker for marker in tokenizer.special if marker.strip()), key=len, reverse=True)
         self.markers = re.compile("|".join(map(re.escape, markers)) or r"(?!)")
@@ -64,7 +70,7 @@ class Template:
             )  # fmt: skip
         except SecurityError as error:
             raise UsageError(f"the chat template does what a template may not: {error}") from error
-        except (TemplateError, TypeError, AttributeError, KeyError, IndexError, ValueError) as error:
+        except REFUSALS as error:
             raise UsageError(f"the chat template refuses the conversation: {error}") from error
 
     def protected(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> "Protected":
@@ -160,8 +166,11 @@ def _strings(value: Any) -> list[str]:
     return found
 
 
-_STRUCTURE = ("role", "type")
-"""Keys whose values are words of the template, never content."""
+_STRUCTURE = {
+    "role": frozenset(ROLES),
+    "type": frozenset(("function", "object", "array", "string", "number", "integer", "boolean", "null")),
+}
+"""By key, words that templates compare with their own. Any other value of these keys is content: arguments have them too."""
 
 
 def _mapped(value: Any, table: Mapping[int, str]) -> Any:
@@ -169,7 +178,9 @@ def _mapped(value: Any, table: Mapping[int, str]) -> Any:
         return value.translate(table)
     if isinstance(value, dict):
         return {
-            key.translate(table): item if key in _STRUCTURE and isinstance(item, str) else _mapped(item, table)
+            key.translate(table): item
+            if isinstance(item, str) and item in _STRUCTURE.get(key, ())
+            else _mapped(item, table)
             for key, item in value.items()
         }
     return [_mapped(item, table) for item in value] if isinstance(value, (list, tuple)) else value
