@@ -35,7 +35,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """The tokenizer of a model folder; a `UsageError` if it has none."""
+        """The tokenizer of a model folder; a `UsageError` if it has none, or a damaged one."""
         path = folder / "tokenizer.json"
         try:
             return cls(path.read_text(encoding="utf-8"))
@@ -43,6 +43,8 @@ class Tokenizer:
             raise UsageError(
                 f"{path}: cannot be read: {error.strerror}; a model folder needs a tokenizer.json"
             ) from error
+        except Exception as error:  # the library raises no narrower one
+            raise UsageError(f"{path}: no tokenizer in the format of Hugging Face: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         """The ids of ordinary text. No control token comes out, whatever the text says."""

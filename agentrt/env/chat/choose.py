@@ -5,11 +5,11 @@ template does; any other template gets a renderer derived from it. A folder with
 that its control tokens name.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from agentrt.core.errors import UsageError
 from agentrt.core.tokenizer import Tokenizer
@@ -84,22 +84,41 @@ def _refused_by(template: Template, finding: proof.Finding) -> bool:
     return finding.verdict == "refused" and not proof.admits(template, finding.kind)
 
 
-def chat_template(folder: Path) -> tuple[str | None, dict[str, Any]]:
-    """The template's source, None without one, and the special tokens that it may name."""
-    path = folder / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    tokens = {name: _text(token) for name, token in config.items() if name in ("bos_token", "eos_token", "pad_token")}
-    if (own := folder / "chat_template.jinja").is_file():
-        return own.read_text(encoding="utf-8"), tokens
-    found = config.get("chat_template")
+class _Token(msgspec.Struct):
+    content: str
+
+
+class _Named(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Config(msgspec.Struct):
+    """The keys of `tokenizer_config.json` that are read."""
+
+    bos_token: str | _Token | None = None
+    eos_token: str | _Token | None = None
+    pad_token: str | _Token | None = None
+    chat_template: str | list[_Named] | None = None
+
+
+def chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
+    """The template's source, None without one, and the special tokens that it may name. `UsageError` for damaged files."""
+    path, own = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=_Config) if path.is_file() else _Config()
+        source = own.read_text(encoding="utf-8") if own.is_file() else None
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{own}: {error}") from error
+    named = {"bos_token": config.bos_token, "eos_token": config.eos_token, "pad_token": config.pad_token}
+    tokens = {name: token if isinstance(token, str) else token.content for name, token in named.items() if token}
+    found = config.chat_template if source is None else source
     if isinstance(found, list):  # several by name; tools are in the one for them, if there is one
-        by_name = {item["name"]: item["template"] for item in found}
+        by_name = {item.name: item.template for item in found}
         found = by_name.get("tool_use") or by_name.get("default")
     return found, tokens
-
-
-def _text(token: Any) -> str:
-    return str(token["content"] if isinstance(token, dict) else token or "")
 
 
 def _possible(tokenizer: Tokenizer) -> Iterator[Family]:

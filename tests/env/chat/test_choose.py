@@ -50,7 +50,7 @@ def test_sprout_writes_no_tool_list() -> None:
 @pytest.mark.parametrize("where", ["config", "file", "named"])
 def test_the_folder_s_template_decides(where: str, tmp_path: Path) -> None:
     source = oracles.template("qwen3")
-    config = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|im_end|>"}
+    config = {"bos_token": {"content": "<|endoftext|>"}, "eos_token": "<|im_end|>", "model_max_length": 10**30}
     match where:
         case "file":
             (tmp_path / "chat_template.jinja").write_text(source, encoding="utf-8")
@@ -62,6 +62,28 @@ def test_the_folder_s_template_decides(where: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     assert chat_template(tmp_path) == (source, {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"})
     assert type(renderer_for(tmp_path, vocabulary())) is Qwen3
+
+
+@pytest.mark.parametrize(
+    "config", ["{", "[]", '{"chat_template": 3}', '{"chat_template": [{"name": "a"}]}', '{"bos_token": {}}', "\xff"]
+)
+def test_a_damaged_config_is_one_sentence(config: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(config.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"tokenizer_config.json: "):
+        chat_template(tmp_path)
+
+
+def test_a_damaged_template_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"chat_template.jinja: 'utf-8' codec"):
+        chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("definition", ["{", "[]", "{}", '{"model": {"type": "BPE"}}', "\xff"])
+def test_a_damaged_tokenizer_is_one_sentence(definition: str, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(definition.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"tokenizer.json: no tokenizer in the format of Hugging Face: "):
+        Tokenizer.load(tmp_path)
 
 
 def test_explain_shows_joins_rules_and_masks() -> None:
