@@ -1,5 +1,6 @@
 """`Worker`: a process that plays episodes of a run over servers, and hands their records back. It writes nothing."""
 
+import asyncio
 from collections.abc import Sequence
 
 from agentrt.core.models import find_model
@@ -30,12 +31,23 @@ class Worker:
         self._setup = Setup(
             environment=environment, engine=self._engine, renderer=renderer_for(folder, tokenizer), spec=spec
         )
+        self._holder: asyncio.Task[None] | None = None
 
     async def open(self) -> EngineInfo:
-        """Wait for the servers and probe them. Before anything is played, also after a restart."""
-        if not self._engine.lines:
-            await self._engine.__aenter__()
-        return self._engine.info
+        """Wait for the servers and probe them, once. Before anything is played, also after a restart."""
+        if self._holder is None:
+            self._opened: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+            self._holder = asyncio.create_task(self._hold())
+        return await asyncio.shield(self._opened)
+
+    async def _hold(self) -> None:
+        """Be inside the engine: a call is a task that ends, and what the engine does beside calls must not end with one."""
+        try:
+            async with self._engine:
+                self._opened.set_result(self._engine.info)
+                await asyncio.Event().wait()
+        except Exception as error:
+            self._opened.set_exception(error)
 
     async def play(self, plan: GroupPlan) -> list[EpisodeRecord]:
         """Run the members of a plan; their records, in member order."""

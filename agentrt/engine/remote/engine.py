@@ -9,6 +9,7 @@ its budget. So no sampled id is lost and none is sampled twice.
 """
 
 import math
+import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,17 @@ from agentrt.engine.stopping import StopStrings
 LOST_SECONDS = 120.0
 """How long a turn waits for any server to come back."""
 RETRY_SECONDS = 1.0
+FRUITLESS = 8
+"""Requests in a row for a turn that end without an id, beside one for each server, after which the turn has failed."""
+SOCKET_OPTIONS = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
+        if hasattr(socket, name)
+    ),
+]
+"""A turn may be silent for long, so there is no time-out: a machine that is gone is known by its system's silence."""
 EXPECTED_TOKENS = 128.0
 """Of a turn, for the router."""
 
@@ -71,11 +83,12 @@ class RemoteEngine:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {api_key}"} if api_key else {})
-        timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         self._http = httpx.AsyncClient(
-            headers=headers, timeout=timeout, limits=limits, trust_env=False, transport=transport
-        )
+            headers=headers, timeout=httpx.Timeout(None, connect=CONNECT_SECONDS), trust_env=False,
+            transport=transport
+            or httpx.AsyncHTTPTransport(limits=limits, trust_env=False, socket_options=SOCKET_OPTIONS),
+        )  # fmt: skip
         self.servers = [Server(url, self._http) for url in urls]
         self.tokenizer, self.oldest_version = tokenizer, 0
         self.line, self.num_opened = Line(), 0
@@ -100,7 +113,7 @@ class RemoteEngine:
                 raise UsageError(f"{server.url} cannot be used: {error}") from error
             self.lines.append(server.capabilities.line(server.url))
         found = [server.capabilities for server in self.servers]
-        if len({(one.logprobs_of, one.model, one.model_hash) for one in found}) > 1:
+        if len({one.law for one in found}) > 1:
             raise UsageError("the servers differ in model or in what their logprobs are of; use equal ones")
         self._info = EngineInfo(
             model=found[0].model, model_hash=found[0].model_hash, vocab_size=self.tokenizer.vocab_size,
@@ -188,7 +201,7 @@ class RemoteEngine:
                 raise EngineFailure(
                     f"no server came back within {LOST_SECONDS:g} s: {', '.join(s.url for s in self.servers)}"
                 )
-            await self._look_for_lost()
+            await anyio.sleep(RETRY_SECONDS)
 
     def lose(self, server: Server, error: ServerLost) -> None:
         """Ask this server no more until it answers a probe."""
@@ -196,12 +209,22 @@ class RemoteEngine:
             server.is_lost = True
             server.belief.flush()
             log.warning("server_lost", url=server.url, error=str(error))
+            self._lost.start_soon(self._look_for, server)
 
-    async def _look_for_lost(self) -> None:
-        await anyio.sleep(RETRY_SECONDS)
-        for server in self.servers:
-            if server.is_lost and await server.returns():
-                log.warning("server_back", url=server.url, version=server.version, oldest=self.oldest_version)
+    async def _look_for(self, server: Server) -> None:
+        """Probe a lost server until it is back. It is done once for all who wait for it, and though nobody has to."""
+        said = ""
+        while True:
+            await anyio.sleep(RETRY_SECONDS)
+            why = await server.why_away()
+            if not why:
+                break
+            if why != said:
+                log.info("server_away", url=server.url, why=why)
+            said = why
+        server.is_lost = False
+        self.line.look()
+        log.warning("server_back", url=server.url, version=server.version, oldest=self.oldest_version)
 
     async def __aenter__(self) -> Self:
         try:
@@ -209,11 +232,14 @@ class RemoteEngine:
         except BaseException:
             await self._http.aclose()
             raise
+        self._lost = await anyio.create_task_group().__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._lost.cancel_scope.cancel()
+        await self._lost.__aexit__(None, None, None)
         with anyio.CancelScope(shield=True):
             await self._http.aclose()
 
@@ -269,9 +295,19 @@ class RemoteSession:
         self._prompt = self._prompt or turn.context
         number, self._turns = self._turns, self._turns + 1
         turn_seed = seeds.derive(self._seed, "turn", number)
-        started = clock.now()
+        started, fruitless = clock.now(), 0
         while turn.finish_reason is None:
-            await self._ask(turn, Asked(self._tokens.token_ids, turn.left(), turn.room, self._seed, number, turn_seed))
+            before = turn.sampled
+            # A server that keys noise by the place in its reply would give the rest of a turn that of the turn's beginning.
+            own = seeds.derive(turn_seed, "rest", before) if before else turn_seed
+            await self._ask(turn, Asked(self._tokens.token_ids, turn.left(), turn.room, self._seed, number, own))
+            fruitless = 0 if turn.sampled > before else fruitless + 1
+            if fruitless and turn.finish_reason is None:
+                if fruitless > FRUITLESS + len(self._engine.servers):
+                    raise EngineFailure(
+                        f"{fruitless} requests in a row for a turn gave no id, the last at {self._server}"
+                    )
+                await anyio.sleep(RETRY_SECONDS)
         return turn.completion(turn_seed, clock.now() - started)
 
     async def _ask(self, turn: "_Turn", asked: Asked) -> None:

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import anyio
 import httpx
@@ -14,15 +14,20 @@ from agentrt.core.errors import EngineFailure, RequestError, UsageError, Weights
 from agentrt.core.protocol import UpdateMode, UpdateReport
 from agentrt.core.spec import SamplingParams
 from agentrt.engine.remote.router import Belief
-from agentrt.engine.remote.wire import Asked, Dialect, LawOf, OpenAI, Piece, SGLang, read_event, to_version
+from agentrt.engine.remote.wire import Asked, Dialect, LawOf, OpenAI, Piece, SGLang, read_piece, to_version
 
 CONNECT_SECONDS = 10.0
 BUSY_SECONDS = 0.5
 """Between two tries at a server that says it is busy (429, 503), as in a pause."""
 PROBE = 1
 """An id that every model has."""
+PROBE_SECONDS = 60.0
+"""How long a server that was lost may take to say what it is."""
+EVENT_BYTES = 1 << 26
+"""Of an event in a stream, at most."""
 
 Kind = Literal["agentrt", "vllm", "sglang", "openai"]
+Said = TypeVar("Said", bound=msgspec.Struct)
 
 
 class ServerLost(Exception):
@@ -45,6 +50,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     updates: tuple[str, ...] = ()
     """Calls that it has for new weights."""
 
+    @property
+    def law(self) -> tuple[str, str, str]:
+        """What all servers of one engine must have in common."""
+        return self.model, self.model_hash, self.logprobs_of
+
     def line(self, url: str) -> str:
         """For people."""
         room = f"room for {self.room:.0f} ids" if math.isfinite(self.room) else "room not said"
@@ -53,6 +63,40 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
             f"{'by the server' if self.says_version else 'by this client'}, cached tokens "
             f"{'reported' if self.says_cached else 'unknown'}, {room}, updates: {', '.join(self.updates) or 'none'}"
         )
+
+
+class _Own(msgspec.Struct):
+    """What `agentrt serve` says of its model."""
+
+    version: int = 0
+    kv_tokens: int = 0
+    logprobs_of: LawOf | None = None
+    model_hash: str = ""
+    takes_weights: bool = False
+
+
+class _Model(msgspec.Struct):
+    id: str = ""
+    owned_by: str | None = None
+    max_model_len: int | None = None
+    agentrt: _Own | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model] = []
+
+
+class _ModelInfo(msgspec.Struct):
+    """Of SGLang."""
+
+    weight_version: str | int | None = None
+    context_length: int | None = None
+
+
+class _ServerInfo(msgspec.Struct):
+    """Of SGLang."""
+
+    max_total_num_tokens: int | None = None
 
 
 class Server:
@@ -73,47 +117,54 @@ class Server:
 
     async def probe(self) -> None:
         """Ask what it is and what it can do. `UsageError` if it cannot be used, `ServerLost` if it is not there."""
-        listed = await self._get("/v1/models")
-        model = (listed.get("data") or [{}])[0]
-        kind, name = _kind(model), str(model.get("id", ""))
-        self.dialect = SGLang() if kind == "sglang" else OpenAI(name, is_ours=kind == "agentrt")
-        own = model.get("agentrt") or {}
-        says_version, context = kind == "agentrt", int(model.get("max_model_len") or 0)
+        listed = await self._get("/v1/models", _Models)
+        model = listed.data[0] if listed.data else _Model()
+        kind, own = _kind(model), model.agentrt or _Own()
+        self.dialect = SGLang() if kind == "sglang" else OpenAI(model.id, is_ours=kind == "agentrt")
+        says_version, context = kind == "agentrt", model.max_model_len
         metrics = await self._metrics()
-        room = own.get("kv_tokens") or _room_of_vllm(metrics)
+        room = own.kv_tokens or _room_of_vllm(metrics)
         if kind == "sglang":
-            info = await self._get("/get_model_info")
-            version = to_version(info.get("weight_version"))
-            says_version, context = version is not None, context or int(info.get("context_length") or 4096)
+            info = await self._get("/get_model_info", _ModelInfo)
+            version = to_version(info.weight_version)
+            says_version, context = version is not None, context or info.context_length
             self.version = version or 0
-            room = (await self._get("/get_server_info")).get("max_total_num_tokens")
+            room = (await self._get("/get_server_info", _ServerInfo)).max_total_num_tokens
         elif kind == "agentrt":
-            self.version = int(own.get("version", 0))
+            self.version = own.version
         law, says_cached = await self._probe_law()
         self.capabilities = Capabilities(
-            kind=kind, model=name, context_length=context or 4096, logprobs_of=own.get("logprobs_of", law),
-            says_version=says_version, says_cached=says_cached,
-            model_hash=own.get("model_hash", ""), room=room or math.inf,
-            updates=("weights",) if own.get("takes_weights") else UPDATES[kind],
+            kind=kind, model=model.id, context_length=context or 4096, logprobs_of=own.logprobs_of or law,
+            says_version=says_version, says_cached=says_cached, model_hash=own.model_hash, room=room or math.inf,
+            updates=("weights",) if own.takes_weights else UPDATES[kind],
         )  # fmt: skip
         self.belief.room = self.capabilities.room
         self._started = _start_time(metrics)
-        self.is_lost = False
 
-    async def returns(self) -> bool:
-        """Ask a lost server again. If it was restarted, what it held is forgotten and its version is read anew."""
-        before, version = self._started, self.version
+    async def why_away(self) -> str:
+        """Ask a lost server again: why it cannot be used yet, or nothing if it can.
+
+        If it was restarted, what it held is forgotten and its version is read anew.
+        """
+        before, started, version = self.capabilities, self._started, self.version
         try:
-            await self.probe()
-        except ServerLost:
-            return False
-        if self._started != before or self._started is None:
+            with anyio.fail_after(PROBE_SECONDS):
+                await self.probe()
+        except TimeoutError:
+            return f"it does not say what it is within {PROBE_SECONDS:g} s"
+        except (ServerLost, EngineFailure, UsageError) as error:
+            return str(error)
+        if self.capabilities.law != before.law:
+            why = f"it is another one now: {self.capabilities.line(self.url)}"
+            self.capabilities = before
+            return why
+        if self._started != started or self._started is None:
             self.belief.flush()
             if not self.capabilities.says_version:
                 self.version = 0  # what it started with; who publishes weights says when it has others
         if self.version != version:
             self.belief.flush()
-        return True
+        return ""
 
     async def generate(self, asked: Asked, take: Callable[[Piece], None]) -> None:
         """Give `take` the pieces of a turn as they come; what it raises ends the request.
@@ -127,6 +178,8 @@ class Server:
                     if reply.status_code == 200:
                         await self._read(reply, take)
                         return
+                    if reply.status_code in (502, 504):
+                        raise ServerLost(f"{self.url}: its gateway answers {reply.status_code}")
                     if reply.status_code not in (429, 503):
                         await reply.aread()
                         raise _refusal(self.url, reply)
@@ -142,22 +195,27 @@ class Server:
             raise WeightsError(f"{self.url}: {type(error).__name__} {error}") from error
         if reply.status_code != 200:
             raise WeightsError(str(_refusal(self.url, reply)))
+        try:
+            report = msgspec.json.decode(reply.content, type=UpdateReport)
+        except msgspec.DecodeError as error:
+            raise WeightsError(f"{self.url} does not say how its update went: {error}") from error
         self.version = version
         self.belief.flush()
-        return msgspec.json.decode(reply.content, type=UpdateReport)
+        return report
 
     async def _read(self, reply: httpx.Response, take: Callable[[Piece], None]) -> None:
         parts, rest, so_far = reply.aiter_raw(), b"", 0
         try:
             async for part in parts:
                 *lines, rest = (rest + part).split(b"\n")
+                if len(rest) > EVENT_BYTES:
+                    raise EngineFailure(f"{self.url} sent an event of more than {EVENT_BYTES} bytes")
                 for line in lines:
-                    event = read_event(line.decode().rstrip("\r"))
-                    piece = self.dialect.piece(event, so_far) if event is not None else None
+                    piece = read_piece(self.dialect, line.rstrip(b"\r"), so_far)
                     if piece is not None:
                         so_far += len(piece.token_ids)
                         take(piece)
-        except EngineFailure:
+        except Exception:  # of the reply, or of who takes it
             await _abandon(reply, parts)
             raise
 
@@ -184,21 +242,22 @@ class Server:
             raise ServerLost(f"{self.url}: {type(error).__name__} {error}") from error
         return reply.text.splitlines() if reply.status_code == 200 else []
 
-    async def _get(self, path: str) -> dict[str, Any]:
+    async def _get(self, path: str, kind: type[Said]) -> Said:
         try:
             reply = await self._http.get(self.url + path)
-            data = msgspec.json.decode(reply.content)
         except httpx.TransportError as error:
             raise ServerLost(f"{self.url}: {type(error).__name__} {error}") from error
-        except msgspec.DecodeError:
-            data = None
         if reply.status_code == 401:
             raise UsageError(f"{self.url} asks for an API key; give a file that holds it as engine.api_key_file")
-        if reply.status_code != 200 or not isinstance(data, dict):
-            raise UsageError(
-                f"{self.url}{path} answers {reply.status_code}; give the URL of a server with OpenAI's API"
-            )
-        return data
+        why = ""
+        if reply.status_code == 200:
+            try:
+                return msgspec.json.decode(reply.content, type=kind)
+            except msgspec.DecodeError as error:
+                why = f" in a form of its own ({error})"
+        raise UsageError(
+            f"{self.url}{path} answers {reply.status_code}{why}; give the URL of a server with OpenAI's API"
+        )
 
 
 UPDATES: dict[Kind, tuple[str, ...]] = {
@@ -210,7 +269,9 @@ UPDATES: dict[Kind, tuple[str, ...]] = {
 def _start_time(metrics: list[str]) -> float | None:
     """When its process started, if its metrics say so: another one has the weights that it started with."""
     found = [line.split()[-1] for line in metrics if line.startswith("process_start_time_seconds")]
-    return float(found[0]) if found else None
+    with suppress(ValueError):
+        return float(found[0]) if found else None
+    return None
 
 
 def _room_of_vllm(metrics: list[str]) -> float | None:
@@ -231,11 +292,10 @@ async def _abandon(reply: httpx.Response, parts: AsyncIterator[bytes]) -> None:
             pass
 
 
-def _kind(model: dict[str, Any]) -> Kind:
-    owner = model.get("owned_by")
-    if "agentrt" in model:
+def _kind(model: _Model) -> Kind:
+    if model.agentrt is not None:
         return "agentrt"
-    return "vllm" if owner == "vllm" else "sglang" if owner == "sglang" else "openai"
+    return "vllm" if model.owned_by == "vllm" else "sglang" if model.owned_by == "sglang" else "openai"
 
 
 def _refusal(url: str, reply: httpx.Response) -> EngineFailure:

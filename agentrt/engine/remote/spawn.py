@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -52,12 +52,14 @@ def _server(model: str, spec: EngineSpec, key: str, host: str) -> Iterator[str]:
             start_new_session=True,  # the terminal's Ctrl-C is for the run, which aborts what is in flight first
         )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write(f"{key}\n".encode())
-    process.stdin.flush()
     try:
+        with suppress(BrokenPipeError):  # it has ended: who asks at its address is told
+            process.stdin.write(f"{key}\n".encode())
+            process.stdin.flush()
         yield f"http://{host}:{port}"
     finally:
-        process.stdin.close()
+        with suppress(BrokenPipeError):
+            process.stdin.close()
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

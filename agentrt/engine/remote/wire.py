@@ -6,7 +6,7 @@ encoded again.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -31,12 +31,16 @@ class Asked(NamedTuple):
     """Of the turn, for servers that know of no sessions."""
 
 
+Number = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+"""Of an id or a version, as records hold them."""
+
+
 class Piece(NamedTuple):
     """What came since the last piece."""
 
-    token_ids: list[int]
+    token_ids: list[Number]
     logprobs: list[float]
-    versions: list[int] | None = None
+    versions: list[Number] | None = None
     """None: the server does not say."""
     finish_reason: FinishReason | None = None
     matched_stop: int | str | None = None
@@ -55,7 +59,10 @@ class Dialect(Protocol):
         """The body of a streamed request."""
 
     def piece(self, event: Mapping[str, Any], so_far: int) -> Piece | None:
-        """What an event of the stream says, after `so_far` ids; None if nothing. `EngineFailure` if ids are missing."""
+        """What an event of the stream says, after `so_far` ids; None if nothing. `EngineFailure` if ids are missing.
+
+        Of an event of another form it may raise anything that such a form leads to: see `read_piece`.
+        """
 
 
 _NAMES = (
@@ -107,8 +114,6 @@ class OpenAI:
             if ids
             else []
         )
-        if len(logprobs) != len(ids):
-            raise EngineFailure(f"the server gave {len(ids)} ids in choices[0].token_ids and {len(logprobs)} logprobs")
         matched = choice.get("stop_reason")
         return Piece(ids, logprobs, finish_reason=_reason(reason), matched_stop=matched)
 
@@ -178,16 +183,37 @@ def needs_law(params: SamplingParams, law: LawOf) -> str:
     return ", ".join(wrong)
 
 
-def read_event(line: str) -> Mapping[str, Any] | None:
-    """The data of one line of an event stream; None for what is none, `EngineFailure` for an error the server sends."""
-    if not line.startswith("data:") or line.endswith("[DONE]"):
+def read_piece(dialect: Dialect, line: bytes, so_far: int) -> Piece | None:
+    """What one line of an event stream says, after `so_far` ids; None if nothing.
+
+    `EngineFailure` for an error that the server sends, and for what no server of this dialect may send: a reply is as
+    likely to be wrong as any other input, and its ids and logprobs go into records.
+    """
+    event = _read_event(line)
+    if event is None:
         return None
     try:
-        event: dict[str, Any] = msgspec.json.decode(line.removeprefix("data:"))
+        found = dialect.piece(event, so_far)
+        piece = None if found is None else msgspec.convert(tuple(found), Piece)
+    except (LookupError, TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
+        raise EngineFailure(f"the server sent an event of another form: {error}") from error
+    if piece is not None:
+        ids, others = len(piece.token_ids), {"logprobs": piece.logprobs, "versions": piece.versions}
+        for name, values in others.items():
+            if values is not None and len(values) != ids:
+                raise EngineFailure(f"the server gave {ids} ids and {len(values)} {name}")
+    return piece
+
+
+def _read_event(line: bytes) -> Mapping[str, Any] | None:
+    """The data of a line, if it has any."""
+    if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
+        return None
+    try:
+        event = msgspec.json.decode(line.removeprefix(b"data:"), type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise EngineFailure(f"the server sent an event that is not JSON: {error}") from error
-    if "error" in event:
-        given = event["error"]
+        raise EngineFailure(f"the server sent an event that is no JSON object: {error}") from error
+    if (given := event.get("error")) is not None:
         raise EngineFailure(
             f"the server failed: {given.get('message', given) if isinstance(given, Mapping) else given}"
         )
@@ -203,8 +229,12 @@ def _of_ours(ids: list[int], own: Mapping[str, Any], reason: str | None) -> Piec
     )  # fmt: skip
 
 
-def _reason(given: str | None) -> FinishReason | None:
-    return None if given is None else "length" if given == "length" else "abort" if given == "abort" else "stop"
+def _reason(given: Any) -> FinishReason | None:
+    """Only these end a turn: one that ended by an error, or in a way that is not known, is not whole."""
+    if given not in (None, "stop", "length", "abort"):
+        raise EngineFailure(f"the server ended a turn by {given!r}, which is neither stop, length nor abort")
+    reason: FinishReason | None = given
+    return reason
 
 
 def _required(data: Mapping[str, Any], name: str, field: str) -> Any:
