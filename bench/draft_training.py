@@ -132,7 +132,7 @@ def counted(policy: PreTrainedModel, trainer: DraftTrainer, tasks: Sequence[Task
 
 
 def learn(trainer: DraftTrainer, policy: PreTrainedModel, texts: Sequence[Text], steps: int) -> Report:
-    report = Report(0.0, [], 0)
+    report = Report(0.0, [], [])
     for step, batch in enumerate(islice(batches(texts, random.Random(1)), steps)):
         trainer.pace(step, steps)
         report = trainer.step(read_by(policy, batch, trainer.config), LENGTH)

@@ -106,10 +106,11 @@ def train_head(
     kept, learnt = told[::HELD_OUT], [text for index, text in enumerate(told) if index % HELD_OUT]
     if not learnt:
         raise UsageError(f"{len(told)} trajectories have sampled ids; training a draft takes 2 at least")
+    _check_fits(told, target)
     stored = read_weights(model, target)
     config = new_config(kind, target, hash_weights(stored), min(vocabulary, target.vocab_size))
     policy = policy_of(target, stored)
-    ids_W = _most_frequent(told, config.draft_vocab_size, config.vocab_size)
+    ids_W = _most_frequent(learnt, config.draft_vocab_size, config.vocab_size)
     weights = read_head(start, config) if start else fresh_weights(config, policy.decoder.embedding_VD, ids_W, seed)
     trainer, started = DraftTrainer(config, weights), time.perf_counter()
     before = overlaps(trainer, policy, kept, depths)
@@ -122,6 +123,15 @@ def train_head(
     rope = source.get("rope_parameters") or {"rope_type": "default", "rope_theta": source.get("rope_theta", 1e4)}
     write_head(folder, config, trainer.state(), rope)
     return Outcome(len(learnt), len(kept), steps, time.perf_counter() - started, before, after)
+
+
+def _check_fits(texts: Sequence[Text], target: ModelConfig) -> None:
+    longest, top = max(len(text.token_ids) for text in texts), max(max(text.token_ids) for text in texts)
+    if longest > target.context_length or top >= target.vocab_size:
+        raise UsageError(
+            f"the trajectories hold {longest} ids in a row and id {top}, and the model has a context of "
+            f"{target.context_length} and {target.vocab_size} ids; give --model the one that sampled them"
+        )
 
 
 def policy_of(config: ModelConfig, stored: Mapping[str, Tensor]) -> Policy:
@@ -165,14 +175,14 @@ def read_by(policy: Policy, texts: Sequence[Text], config: HeadConfig) -> Pass:
 
 @torch.no_grad()
 def overlaps(trainer: DraftTrainer, policy: Policy, texts: Sequence[Text], depths: int) -> list[float]:
-    """By depth, the mean overlap of the head's law with the policy's, over these texts."""
-    sums, rows = [0.0] * depths, 0
+    """By depth, the mean overlap of the head's law with the policy's, over these texts, as deep as their turns are."""
+    sums, rows = [0.0] * depths, [0] * depths
     for batch in _cut(sorted(texts, key=lambda text: len(text.token_ids))):
         _, report = trainer.loss(read_by(policy, batch, trainer.config), depths)
-        rows += report.rows
-        for depth, overlap in enumerate(report.overlaps):
-            sums[depth] += overlap * report.rows
-    return [total / rows for total in sums]
+        for depth, (overlap, count) in enumerate(zip(report.overlaps, report.rows, strict=True)):
+            sums[depth] += overlap * count
+            rows[depth] += count
+    return [total / count for total, count in zip(sums, rows, strict=True) if count]
 
 
 def _most_frequent(texts: Sequence[Text], count: int, vocab_size: int) -> Tensor:

@@ -57,8 +57,8 @@ class Report(NamedTuple):
     loss: float
     overlaps: list[float]
     """By depth, the mean of sum_v min(p(v), q(v)): how often a drafted id can stand at best."""
-    rows: int
-    """Rows of the first depth."""
+    rows: list[int]
+    """By depth, how many that mean is of: there are fewer the deeper it is, for chains end with turns."""
 
 
 def policy_pass(
@@ -86,9 +86,10 @@ class DraftTrainer:
             for name, tensor in weights.items()
             if tensor.is_floating_point()
         }
-        whole = torch.zeros(config.draft_vocab_size, dtype=torch.long)
-        self.d2t = weights.get("d2t", whole)
-        self._ids_W = torch.arange(config.draft_vocab_size) + self.d2t
+        device = next(iter(self.weights.values())).device
+        whole = torch.zeros(config.draft_vocab_size, dtype=torch.long, device=device)
+        self.d2t = weights.get("d2t", whole).to(device)
+        self._ids_W = torch.arange(config.draft_vocab_size, device=device) + self.d2t
         inner = [name for name, tensor in self.weights.items() if tensor.dim() == 2 and name != "lm_head.weight"]
         others = [tensor for name, tensor in self.weights.items() if name not in inner]
         self._optimizers = (
@@ -132,9 +133,11 @@ class DraftTrainer:
     def loss(self, given: Pass, depths: int) -> tuple[Tensor, Report]:
         """The loss over these depths, and what it is made of. Raises `ValueError` if the policy sampled none of the ids."""
         is_drafted_BT = F.pad(given.is_sampled_BT[:, 1:], (0, 1))
-        rows, is_last_N = int(is_drafted_BT.sum()), torch.ones(int(is_drafted_BT.sum()), dtype=torch.bool)
+        if not is_drafted_BT.any():
+            raise ValueError("none of these ids was sampled by the policy: there is nothing to learn from")
         p_NW = given.logits_BTV[is_drafted_BT].softmax(-1)[:, self._ids_W]
-        total, overlaps = torch.zeros(()), []
+        is_last_N = torch.ones_like(p_NW[:, 0], dtype=torch.bool)
+        total, overlaps, rows = p_NW.new_zeros(()), list[float](), list[int]()
         for depth, logits_NW in enumerate(unrolled(self.config, self.weights, given, is_drafted_BT, depths)):
             if depth:  # the ids of the chain were drafted too
                 is_last_N = is_last_N & _later(given.is_sampled_BT, depth - 1)[is_drafted_BT]
@@ -143,15 +146,14 @@ class DraftTrainer:
             p_LW, logq_LW = p_NW[is_last_N], logits_NW[is_last_N].log_softmax(-1)
             total = total - DECAY**depth * (p_LW * logq_LW).sum(-1).mean()
             overlaps.append(torch.minimum(p_LW, logq_LW.detach().exp()).sum(-1).mean().item())
-        if not rows:
-            raise ValueError("none of these ids was sampled by the policy: there is nothing to learn from")
+            rows.append(len(p_LW))
         return total, Report(total.item(), overlaps, rows)
 
     def state(self) -> dict[str, Tensor]:
         """The weights by their published names, in float16, as a checkpoint and an update hold them."""
         found = {name: tensor.detach().half() for name, tensor in self.weights.items()}
         if self.config.draft_vocab_size < self.config.vocab_size:
-            is_drafted_V = torch.zeros(self.config.vocab_size, dtype=torch.bool)
+            is_drafted_V = torch.zeros(self.config.vocab_size, dtype=torch.bool, device=self._ids_W.device)
             is_drafted_V[self._ids_W] = True
             found |= {"d2t": self.d2t, "t2d": is_drafted_V}
         return found
@@ -168,7 +170,8 @@ def unrolled(
 
     Of other rows only keys and values are computed, and that at the first depth; a chain needs no others.
     """
-    tables = rope_tables(config.rope, config.head_dim, given.token_ids_BT.shape[1])
+    cos_TR, sin_TR = rope_tables(config.rope, config.head_dim, given.token_ids_BT.shape[1])
+    tables = cos_TR.to(given.hidden_BTF.device), sin_TR.to(given.hidden_BTF.device)
     embedded_BTD = given.embedding_VD[given.token_ids_BT]
     fused_BTD = F.linear(given.hidden_BTF, weights["fc.weight"]) if config.kind == "eagle3" else given.hidden_BTF
     features_BTD = _later(fused_BTD, 1)
@@ -212,7 +215,7 @@ def _entered(
 def _attended(q_BTHR: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
     """Row j attends the first depth's rows up to j - s, and of each depth i up to its own, s, the row j - s + i."""
     last, length = len(keys) - 1, q_BTHR.shape[1]
-    places_T = torch.arange(length)
+    places_T = torch.arange(length, device=q_BTHR.device)
     is_hidden_TT = places_T > places_T[:, None] - last
     scale = q_BTHR.shape[-1] ** -0.5
     far_BHTT = torch.einsum("bthr,bshr->bhts", q_BTHR, keys[0]).masked_fill(is_hidden_TT, -torch.inf)
@@ -269,6 +272,6 @@ def fresh_weights(
     }
     if config.kind == "eagle3":
         ids_W = torch.arange(config.draft_vocab_size) if ids_W is None else ids_W
-        weights["lm_head.weight"] = embedding_VD[ids_W].float().clone()
+        weights["lm_head.weight"] = embedding_VD[ids_W].detach().float().clone()
         weights["d2t"] = ids_W - torch.arange(config.draft_vocab_size)
-    return weights
+    return {name: tensor.to(embedding_VD.device) for name, tensor in weights.items()}

@@ -7,8 +7,11 @@ import torch
 from heads import DRAFT_VOCAB, LAYERS, TARGET, VOCAB, target, write_head
 from structlog.testing import capture_logs
 
+from agentrt.core.errors import UsageError
 from agentrt.engine.model.decoder import PagedKV
 from agentrt.engine.model.linear import Linear
+from agentrt.engine.model.rope import rope_tables
+from agentrt.engine.speculate import offline, train
 from agentrt.engine.speculate.head import DraftHead
 from agentrt.engine.speculate.head_config import Kind, load_head_config
 from agentrt.engine.speculate.load import load_draft
@@ -73,7 +76,7 @@ def test_it_learns_the_policys_law(kind: Kind, tmp_path: Path) -> None:
     _, before = trainer.loss(one, 3)
     for _ in range(60):
         report = trainer.step(one, 3)
-    assert report.rows == 8
+    assert report.rows == [8, 7, 6]
     assert report.loss < 0.8 * before.loss
     assert all(now > then + 0.1 for now, then in zip(report.overlaps, before.overlaps, strict=True))
     for tensor in (one.hidden_BTF, one.logits_BTV, one.embedding_VD, one.output_VD):
@@ -88,7 +91,7 @@ def test_only_what_was_sampled_is_learnt(tmp_path: Path) -> None:
     trainer = DraftTrainer(config, fresh_weights(config, target().decoder.embedding_VD))
     one = given("eagle3", mask)
     loss, report = trainer.loss(one, 3)
-    assert (report.rows, len(report.overlaps)) == (5, 3)
+    assert (report.rows, len(report.overlaps)) == ([5, 3, 1], 3)
     other = one.logits_BTV.clone()
     for row in (0, 3, 4, 8, 9):  # the ids after these rows were not sampled
         other[0, row] = 7.0
@@ -144,3 +147,49 @@ def test_the_trainers_hook_refreshes_only_when_that_pays(tmp_path: Path) -> None
     assert [(log["cost_seconds"], round(log["lost_seconds"], 2), log["is_due"]) for log in logs] == [
         (16.5, 16.67, True), (17.0, 16.67, False)
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_trains_where_its_tensors_are(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU too: whatever it makes is made where what it was given is, never where tensors are made by default."""
+    write_head(tmp_path, kind)
+    config = load_head_config(tmp_path, kind, TARGET)
+    one = given(kind)
+    weights, tables = fresh_weights(config, one.embedding_VD), rope_tables(config.rope, config.head_dim, IDS.shape[1])
+    monkeypatch.setattr(train, "rope_tables", lambda *sizes: tables)  # which are made on the host
+    with torch.device("meta"):  # a tensor that is made anywhere by default cannot be computed with
+        trainer = DraftTrainer(config, weights)
+        assert trainer.step(one, 3).rows == [8, 7, 6]
+        assert {tensor.device.type for tensor in trainer.state().values()} == {"cpu"}
+
+
+def test_overlaps_are_means_over_the_rows_of_their_depth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of which many rows are at the first depth and few below counted there as if all were."""
+    write_head(tmp_path, "eagle3")
+    config = load_head_config(tmp_path, "eagle3", TARGET)
+    trainer = DraftTrainer(config, fresh_weights(config, target().decoder.embedding_VD))
+    masks = [0, 1, 0, 1, 0, 1, 0, 1, 1, 1], [0, 1, 1, 1, 1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1, 0, 1, 0, 1]
+    texts = [offline.Text(IDS[0].numpy(), torch.tensor(mask).numpy()) for mask in masks]
+    passes = {
+        id(text.mask): given("eagle3", list(mask), seed)
+        for seed, (text, mask) in enumerate(zip(texts, masks, strict=True))
+    }
+    monkeypatch.setattr(offline, "BATCH_TOKENS", 10)
+    monkeypatch.setattr(offline, "read_by", lambda policy, batch, config: passes[id(batch[0].mask)])
+    reports = [trainer.loss(one, 5)[1] for one in passes.values()]
+    assert [report.rows for report in reports] == [[6, 2, 1], [9, 8, 7, 6, 5], [5]]
+    found = offline.overlaps(trainer, offline.Policy(target().decoder, IDS), texts, 5)
+    assert found[0] == pytest.approx(sum(report.overlaps[0] * report.rows[0] for report in reports) / 20)
+    assert found[1] == pytest.approx((reports[0].overlaps[1] * 2 + reports[1].overlaps[1] * 8) / 10)
+    assert found[3] == pytest.approx(reports[1].overlaps[3])
+
+
+def test_texts_of_another_model_are_refused() -> None:
+    """Ids beyond its embedding, or places beyond its angles, which compiled code would read from wherever."""
+    whole = offline.Text(torch.zeros(257, dtype=torch.int32).numpy(), torch.ones(257, dtype=torch.int8).numpy())
+    with pytest.raises(
+        UsageError, match="hold 257 ids in a row and id 0, and the model has a context of 256 and 48 ids"
+    ):
+        offline._check_fits([whole], TARGET)
+    with pytest.raises(UsageError, match="hold 10 ids in a row and id 48"):
+        offline._check_fits([offline.Text((IDS[0] + 7).numpy(), IDS[0].numpy())], TARGET)
