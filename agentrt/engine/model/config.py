@@ -323,6 +323,11 @@ def _sparse(
         raise ValueError(
             f"n_group ({routing.groups}) must divide the {experts} experts, and topk_group ({routing.kept_groups}) be of them"
         )
+    size = experts // routing.groups
+    if routing.top_k > routing.kept_groups * size or (routing.scores == "sigmoid" and 1 < routing.groups == experts):
+        raise ValueError(
+            f"num_experts_per_tok is {routing.top_k}, to be chosen from topk_group ({routing.kept_groups}) of {size}"
+        )
     return Sparse(
         layers=layers, experts=experts, width=source.moe_intermediate_size, routing=routing, has_bias=has_bias,
         shared_width=source.moe_intermediate_size * (source.n_shared_experts or 0),

@@ -6,12 +6,12 @@ own folder or in one whose architecture ends in `NextN`.
 """
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from agentrt.core.errors import UsageError
-from agentrt.engine.model.config import ModelConfig
+from agentrt.engine.model.config import ModelConfig, Size
 from agentrt.engine.model.rope import Rope, parse_rope
 
 Kind = Literal["eagle3", "mtp"]
@@ -75,28 +75,32 @@ class HeadConfig(msgspec.Struct, frozen=True, kw_only=True):
         return whole | {self.prefix + name: shape for name, shape in layer.items()}
 
 
+class _Eagle(msgspec.Struct, frozen=True):
+    eagle_aux_hidden_state_layer_ids: tuple[int, ...] | None = None
+
+
 class _Source(msgspec.Struct, kw_only=True):
     """The keys of a head's `config.json` that we read."""
 
     architectures: list[str]
-    vocab_size: int
-    draft_vocab_size: int | None = None
-    hidden_size: int
-    target_hidden_size: int | None = None
-    intermediate_size: int
-    num_hidden_layers: int
+    vocab_size: Size
+    draft_vocab_size: Size | None = None
+    hidden_size: Size
+    target_hidden_size: Size | None = None
+    intermediate_size: Size
+    num_hidden_layers: Size
     num_nextn_predict_layers: int = 0
-    num_attention_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int
-    rms_norm_eps: float = 1e-6
+    num_attention_heads: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    max_position_embeddings: Size
+    rms_norm_eps: Annotated[float, msgspec.Meta(ge=0)] = 1e-6
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     attention_bias: bool = False
     norm_before_residual: bool = False
-    eagle_config: dict[str, Any] = {}
+    eagle_config: _Eagle = _Eagle()
     agentrt_target: str = ""
 
 
@@ -121,7 +125,7 @@ def load_head_config(folder: Path, kind: Kind, target: ModelConfig) -> HeadConfi
     taps = (layers,)
     if kind == "eagle3":
         usual = (2, layers // 2, layers - 3)
-        taps = tuple(source.eagle_config.get("eagle_aux_hidden_state_layer_ids") or usual)
+        taps = source.eagle_config.eagle_aux_hidden_state_layer_ids or usual
     config = HeadConfig(
         kind=kind, hidden_size=source.hidden_size, intermediate_size=source.intermediate_size,
         num_heads=source.num_attention_heads, num_kv_heads=source.num_key_value_heads or source.num_attention_heads,
@@ -141,6 +145,7 @@ def _check(config: HeadConfig, source: _Source, target: ModelConfig, where: str)
         ("hidden_size", config.hidden_size, target.hidden_size),
         ("target_hidden_size", source.target_hidden_size or target.hidden_size, target.hidden_size),
         ("attention_bias", source.attention_bias, False),
+        ("num_hidden_layers", source.num_hidden_layers if config.kind == "eagle3" else 1, 1),
         ("norm_before_residual", source.norm_before_residual, False),
     ):
         if found != wanted:
@@ -149,6 +154,11 @@ def _check(config: HeadConfig, source: _Source, target: ModelConfig, where: str)
         raise UsageError(
             f"{where}: eagle_config.eagle_aux_hidden_state_layer_ids is {list(config.taps)} and must name different "
             f"layers of the {target.num_layers} that this model has"
+        )
+    if config.num_heads % config.num_kv_heads or config.head_dim % 2 or config.draft_vocab_size > config.vocab_size:
+        raise UsageError(
+            f"{where}: {config.num_heads} heads of {config.head_dim} numbers, which must be even, must share "
+            f"{config.num_kv_heads} KV heads evenly, and {config.draft_vocab_size} drafted ids be of {config.vocab_size}"
         )
 
 

@@ -57,6 +57,10 @@ def read_head(folder: Path, config: HeadConfig) -> dict[str, Tensor]:
             raise UsageError(f"{folder}: {name} is missing; latent attention and experts in a head are not supported")
         if tuple(found[name].shape) != shape:
             raise UsageError(f"{folder}: {name} is {tuple(found[name].shape)} and by config.json {shape}")
+        if found[name].is_floating_point() == (name == "d2t"):
+            raise UsageError(
+                f"{folder}: {name} is of {found[name].dtype}; a map is of whole numbers, a weight of floats"
+            )
     if is_partial:
         ids_V = torch.arange(config.draft_vocab_size) + found["d2t"]
         if len(set(ids_V.tolist())) < len(ids_V) or not bool(((ids_V >= 0) & (ids_V < config.vocab_size)).all()):

@@ -120,6 +120,15 @@ def test_the_published_names_and_shapes(tmp_path: Path) -> None:
         ({"draft_vocab_size": 21}, "is (20, 24) and by config.json (21, 24)"),
         ({"norm_before_residual": True}, "norm_before_residual is True and must be False"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "the rope type 'longrope' is not supported"),
+        ({"num_attention_heads": 0}, "Expected `int` >= 1 - at `$.num_attention_heads`"),
+        ({"max_position_embeddings": -3}, "Expected `int` >= 1 - at `$.max_position_embeddings`"),
+        ({"rms_norm_eps": -1.0}, "Expected `float` >= 0.0 - at `$.rms_norm_eps`"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["a", 1, 2]}}, "Expected `int`, got `str`"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}, "Expected `array | null`, got `int`"),
+        ({"num_key_value_heads": 3}, "4 heads of 8 numbers, which must be even, must share 3 KV heads evenly"),
+        ({"head_dim": 7}, "4 heads of 7 numbers, which must be even"),
+        ({"draft_vocab_size": 49}, "49 drafted ids be of 48"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2 and must be 1"),
     ],
 )
 def test_a_head_of_another_model_is_refused(changes: dict[str, object], said: str, tmp_path: Path) -> None:
@@ -146,6 +155,19 @@ def test_latent_attention_is_refused_by_the_tensor_that_lacks(tmp_path: Path) ->
     weights = {name.replace("q_proj", "q_a_proj"): tensor for name, tensor in weights.items()}
     save_file(weights, tmp_path / "model.safetensors")
     with pytest.raises(UsageError, match=r"model.layers.4.self_attn.q_proj.weight is missing"):
+        load_draft(tmp_path, target())
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("d2t", "a map is of whole numbers"), ("norm.weight", "a weight of floats")]
+)
+def test_tensors_of_another_kind_are_refused(name: str, said: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    weights = write_head(tmp_path, "eagle3")
+    weights[name] = weights[name].float() + 0.5 if name == "d2t" else weights[name].long()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UsageError, match=f"{name} is of torch.*{said}"):
         load_draft(tmp_path, target())
 
 
