@@ -12,11 +12,15 @@ SHAPES = [(1, 5, 33), (3, 70, 8), (17, 65, 300)]
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
 def test_quantize_rows_is_exact(device: str, dtype: torch.dtype) -> None:
-    x_ND = torch.cat([torch.randn(3, 33), torch.randn(1, 33) * 1e-6, torch.zeros(1, 33)]).to(device)
+    x_ND = torch.cat([torch.randn(5, 33), torch.randn(1, 33) * 1e-6, torch.zeros(1, 33)]).to(device)
+    x_ND[3, 32], x_ND[4, 0] = torch.nan, -torch.inf
     q_ND, scales_N = quantized_launch.quantize_rows(x_ND, dtype)
     expected_ND, expected_N = quantize_rows(x_ND, dtype)
-    assert torch.equal(q_ND.float(), expected_ND.float())
-    assert torch.equal(scales_N, expected_N)
+    numbers = [0, 1, 2, 5, 6]
+    assert torch.equal(q_ND.float()[numbers], expected_ND.float()[numbers])
+    assert torch.equal(scales_N[numbers], expected_N[numbers])
+    assert scales_N[3:5].isnan().all()
+    assert expected_N[3:5].isnan().all()
 
 
 @pytest.mark.parametrize(("rows", "outputs", "width"), SHAPES)

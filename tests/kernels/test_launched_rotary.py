@@ -62,3 +62,21 @@ def test_rotary_into_pages_in_8_bits(make_paged: Callable[..., Any], device: str
         q_XD, scales_X = quantize_rows(qkv_NE[row].cpu().view(-1, 16)[1:], dtype)
         expected_2KD = (q_XD.float() * scales_X.unsqueeze(1)).view(2, 2, 16)
         assert torch.equal(view[page, 1, :, :, position % 4], expected_2KD)
+
+
+def test_what_no_8_bits_hold_shows(make_paged: Callable[..., Any], device: str) -> None:
+    paged = make_paged(ROWS, 4, kv_heads=2, head_dim=16)
+    layout = paged.layout._replace(scale_size=SCALE_SIZE)
+    pages = paged.pool.numel() // paged.layout.page_stride
+    pool = torch.zeros(pages * layout.page_stride, dtype=torch.int8, device=device)
+    qkv_NE, angles_TR = torch.randn(4, (1 + 2 + 2) * 16, device=device), torch.zeros(16, 8, device=device)
+    qkv_NE[1, 16 + 3], qkv_NE[2, 48 + 9] = torch.nan, torch.inf
+    places = [tensor.to(device) for tensor in paged[:3]]
+    launch.rotary(qkv_NE, angles_TR.cos(), angles_TR.sin(), *places, pool, layout, 1)
+    view = dequantized_pool(pool.cpu(), layout)[0].view(-1, 2, 2, 2, 4, 16)
+    odd = []
+    for sequence, position in ROWS:
+        kv_2KD = view[paged.tables_SP[sequence, position // 4], 1, :, :, position % 4]
+        odd.append(kv_2KD.isnan().all(dim=-1).flatten().tolist())
+        assert kv_2KD.isnan().any(dim=-1).equal(kv_2KD.isnan().all(dim=-1))
+    assert odd == [[False] * 4, [True, False, False, False], [False, False, True, False], [False] * 4]

@@ -41,6 +41,22 @@ def test_rows_are_rounded_into_their_places_and_nowhere_else(make_paged: Callabl
     assert torch.equal(dequantized_pool(written, layout)[0].view(-1, 16), rounded_XD)
 
 
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_no_number_shows(make_paged: Callable[..., Any], odd: float) -> None:
+    """No int8 says so: it was rounded to some number, and logits that should have failed their request were sampled from."""
+    q_ND, scales_N = quantize_rows(torch.tensor([[1.0, odd, 3.0], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]))
+    assert scales_N.isnan().tolist() == [True, False, False]
+    assert (q_ND[1:] * scales_N[1:, None]).isfinite().all()
+    paged = make_paged(ROWS, 4, kv_heads=2, head_dim=16)
+    pool, layout = in_8_bits(paged.pool, paged.layout)
+    qkv_NE, still_TR = torch.randn(4, (3 + 2 + 2) * 16), torch.zeros(16, 8)
+    qkv_NE[1, 3 * 16 + 5] = odd
+    q_NHD = cpu.rotary(qkv_NE, still_TR.cos(), still_TR.sin(), *paged[:3], pool, layout, 1)
+    out_NHD = cpu.paged_attention(q_NHD, *paged[:3], pool, layout, 1)
+    assert out_NHD[1:3, 0].isnan().all(), "the row itself, and the next one of its sequence"
+    assert out_NHD[[0, 3]].isfinite().all()
+
+
 @pytest.mark.parametrize("window", [0, 6])
 def test_attention_is_that_over_the_rounded_pages(make_paged: Callable[..., Any], window: int) -> None:
     rows = [(0, position) for position in range(20, 30)] + [(1, 7), (2, 35)]

@@ -38,6 +38,21 @@ def test_rotary(
     assert changed <= rows * 2 * 2 * head_dim, "it wrote beyond the rows' own places"
 
 
+def test_rows_of_a_wider_product_are_normed_too(make_paged: Callable[..., Any]) -> None:
+    """A product's result is as wide as its panels: of a view of it a copy was normed, and the view was turned."""
+    paged = make_paged(ROWS[3], 4, kv_heads=1, head_dim=8)
+    wide_NE, angles_TR = torch.randn(3, 48), torch.arange(16).unsqueeze(1) * torch.rand(4)
+    norms, pools = (torch.randn(8), torch.randn(8), 1e-6), [paged.pool.clone(), paged.pool.clone()]
+    expected_NHD, out_NHD = (
+        op(qkv_NE, angles_TR.cos(), angles_TR.sin(), *paged[:3], pool, paged.layout, 1, norms)
+        for op, qkv_NE, pool in zip(
+            (reference.rotary, cpu.rotary), (wide_NE[:, :40].contiguous(), wide_NE[:, :40]), pools, strict=True
+        )
+    )
+    torch.testing.assert_close(out_NHD, expected_NHD, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(pools[1], pools[0], atol=1e-5, rtol=1e-5)
+
+
 def test_few_dimensions_turn_and_there_are_no_values(make_paged: Callable[..., Any]) -> None:
     paged = make_paged(ROWS[7], 4, kv_heads=1, head_dim=24, parts=1)
     qk_NE, angles_TR = torch.randn(7, (3 + 1) * 24), torch.arange(16).unsqueeze(1) * torch.rand(4)

@@ -93,14 +93,26 @@ def _store(
 
 @ordered()
 def _round(x_D: Any, out_D: Any) -> Any:
-    """Write x / scale, rounded, to `out_D`, and return the scale: x's largest magnitude becomes 127."""
-    peak = np.float32(0.0)
-    for d in range(len(x_D)):
-        peak = max(peak, abs(x_D[d]))
+    """Write x / scale, rounded, to `out_D`, and return the scale: x's largest magnitude becomes 127.
+
+    The scale is NaN if one of them is no finite number.
+    """
+    peak = _peak(x_D)
     scale = peak / LARGEST if peak > 0 else np.float32(1.0)
+    if not peak < np.inf:
+        scale = np.float32(np.nan)
     for d in range(len(x_D)):
         out_D[d] = np.int8(np.rint(x_D[d] / scale))
     return scale
+
+
+@ordered()
+def _peak(x_D: Any) -> Any:
+    """The largest magnitude, by comparing integers: infinity is above all numbers, and NaN above it."""
+    largest = np.int32(0)
+    for bits in x_D.view(np.int32):
+        largest = max(largest, np.int32(bits & np.int32(0x7FFFFFFF)))
+    return np.int32(largest).view(np.float32)
 
 
 @ordered()

@@ -20,6 +20,12 @@ def quantize(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def has_odd(x):
+    """Whether one of the numbers is NaN or infinite, which no int8 can say: then the scale is NaN."""
+    return tl.max(tl.where(tl.abs(x) <= 3.4028234663852886e38, 0, 1), axis=0) > 0
+
+
+@triton.jit
 def quantize_rows_kernel(
     x_ND,
     out_ND,
@@ -34,6 +40,8 @@ def quantize_rows_kernel(
     inside = columns < width
     x = tl.load(x_ND + n * width + columns, mask=inside, other=0.0).to(tl.float32)
     peak = tl.max(tl.abs(x), axis=0)
+    is_odd = has_odd(x)
     scale = tl.where(peak > 0.0, peak / LARGEST, 1.0)
-    tl.store(scales_N + n, scale)
-    tl.store(out_ND + n * width + columns, quantize(x / scale, out_ND.dtype.element_ty), mask=inside)
+    tl.store(scales_N + n, tl.where(is_odd, float("nan"), scale))
+    x = tl.where(is_odd, 0.0, x) / scale
+    tl.store(out_ND + n * width + columns, quantize(x, out_ND.dtype.element_ty), mask=inside)

@@ -12,9 +12,13 @@ SCALE_SIZE = 4
 
 
 def quantize_rows(x_ND: Tensor, dtype: torch.dtype = torch.int8) -> tuple[Tensor, Tensor]:
-    """`(q_ND, scales_N)` with x = q * scale: the scale brings a row's largest magnitude to the type's largest."""
+    """`(q_ND, scales_N)` with x = q * scale: the scale brings a row's largest magnitude to the type's largest.
+
+    The scale of a row that holds NaN or infinity is NaN, which shows in everything that is made of it: no int8 says so.
+    """
     peaks_N = x_ND.float().abs().amax(dim=-1)
     scales_N = torch.where(peaks_N > 0, peaks_N / LARGEST[dtype], 1.0)
+    scales_N = scales_N.masked_fill(~peaks_N.isfinite(), torch.nan)
     scaled_ND = x_ND.float() / scales_N.unsqueeze(-1)
     return (scaled_ND.round() if dtype == torch.int8 else scaled_ND).to(dtype), scales_N
 

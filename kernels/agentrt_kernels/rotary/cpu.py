@@ -17,9 +17,9 @@ def rotary(
 ) -> Tensor:  # fmt: skip
     """Norm (Qwen3) and turn the queries and keys of each row, write K and V to the row's page, and return `q_NHD`.
 
-    The arguments are those of the reference; the pool is of float32 or float16. `qkv_NE` is overwritten.
+    The arguments are those of the reference; the pool is of float32 or float16. `qkv_NE` may be overwritten.
     """
-    heads_NGD = qkv_NE.view(qkv_NE.shape[0], -1, layout.head_dim)
+    heads_NGD = qkv_NE.contiguous().view(qkv_NE.shape[0], -1, layout.head_dim)
     num_heads = heads_NGD.shape[1] - layout.parts * layout.kv_heads
     if norms is not None:
         q_weight_D, k_weight_D, eps = norms

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from agentrt_kernels.quantized.kernel import quantize
+from agentrt_kernels.quantized.kernel import has_odd, quantize
 
 
 @triton.jit
@@ -48,10 +48,12 @@ def rotary_kernel(
         place = pool + block + token * 2 * HALF + r
         if LARGEST > 0:
             peak = tl.max(tl.maximum(tl.abs(first), tl.abs(second)), axis=0)
+            is_odd = has_odd(first) | has_odd(second)
             step = tl.where(peak > 0.0, peak / LARGEST, 1.0)
-            tl.store(scales + (block + kv_heads * PAGE * 2 * HALF) // 4 + token, step)
-            tl.store(place, quantize(first / step, pool.dtype.element_ty), mask=inside)
-            tl.store(place + HALF, quantize(second / step, pool.dtype.element_ty), mask=inside)
+            tl.store(scales + (block + kv_heads * PAGE * 2 * HALF) // 4 + token, tl.where(is_odd, float("nan"), step))
+            first, second = tl.where(is_odd, 0.0, first) / step, tl.where(is_odd, 0.0, second) / step
+            tl.store(place, quantize(first, pool.dtype.element_ty), mask=inside)
+            tl.store(place + HALF, quantize(second, pool.dtype.element_ty), mask=inside)
         else:
             tl.store(place, first.to(pool.dtype.element_ty), mask=inside)
             tl.store(place + HALF, second.to(pool.dtype.element_ty), mask=inside)
