@@ -24,7 +24,10 @@ ROWS_A_BATCH = 256
 
 def rows(folder: RunFolder, *, with_failures: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of the good record of each episode; with failures, of every attempt. Holds one record at a time."""
-    good = {record.key: record.attempt for record in folder.trajectories() if record.status == "ok"}
+    good = dict[tuple[str, int], int]()
+    for record in folder.trajectories():
+        if record.status == "ok":
+            good[record.key] = max(record.attempt, good.get(record.key, record.attempt))
     advantages = {group.task_id: group.advantages for group in folder.groups()}
     for record in folder.trajectories():
         is_good = good.get(record.key) == record.attempt

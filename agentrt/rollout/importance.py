@@ -23,6 +23,7 @@ import numpy as np
 Array = TypeVar("Array", bound=Any)
 
 LOG_RATIO_CLAMP = 20.0
+FAR = 1e30
 
 
 def token_weights(trainer: Array, sampler: Array, cap: float = 2.0) -> Array:
@@ -41,7 +42,8 @@ def banded_weights(trainer: Array, sampler: Array, cap: float = 2.0) -> Array:
 def sequence_weights(trainer: Array, sampler: Array, mask: Array, cap: float = 2.0) -> Array:
     """min(exp(mean of trainer - sampler over the masked tokens), cap) for each row, shape (rows, 1)."""
     count = mask.sum(-1).clip(min=1)
-    mean = ((trainer - sampler) * mask).sum(-1) / count
+    # An id that nobody sampled may be one that the law cuts: infinitely far, which times 0 is no number.
+    mean = ((trainer - sampler).clip(-FAR, FAR) * mask).sum(-1) / count
     weights: Array = ratio(mean, mean * 0).clip(max=_above_zero(cap))[..., None]
     return weights
 

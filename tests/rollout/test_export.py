@@ -115,3 +115,12 @@ def test_what_cannot_be_exported(folder: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UsageError, match=r"pip install 'agentrt\[parquet\]'"):
         to_parquet(folder, folder / "t.parquet")
     assert not list(folder.glob("*parquet*"))
+
+
+def test_the_good_record_is_the_highest_attempt_wherever_it_stands(tmp_path: Path) -> None:
+    """A trainer's attempts run side by side, so a later one may be written first."""
+    with RunFolder.create(tmp_path / "run", RunSpec(environment="x"), {}) as run:
+        for attempt in (1, 0):
+            run.write(record("a", 0, attempt))
+    to_parquet(tmp_path / "run", tmp_path / "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["attempt"].to_pylist() == [1]

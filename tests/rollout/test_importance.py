@@ -40,6 +40,15 @@ def test_on_policy_is_one_and_far_off_is_finite(array: Callable[[Any], Any]) -> 
     assert sequence_weights(same, same, same * 0).tolist() == [[1.0]]
 
 
+@numpy_or_torch
+def test_what_the_law_cuts_where_nothing_was_sampled_is_not_looked_at(array: Callable[[Any], Any]) -> None:
+    """Minus infinity times a mask of 0 is no number, and made the weight of the whole row none."""
+    trainer, sampler, mask = array([[-math.inf, -1.0, -2.0]]), array([[0.0, -1.0, -1.0]]), array([[0, 1, 1]])
+    assert sequence_weights(trainer, sampler, mask).tolist() == [[pytest.approx(math.exp(-0.5))]]
+    assert veto(trainer, sampler, mask).tolist() == [[1.0]]
+    assert sequence_weights(trainer, sampler, mask * 0 + 1).tolist() == [[pytest.approx(math.exp(-20))]]
+
+
 @pytest.mark.parametrize("weights", [token_weights, banded_weights])
 def test_a_cap_of_nothing_is_refused(weights: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="cap must be above 0"):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from agentrt_kernels.compiled import array, ordered, spread
+from agentrt_kernels.compiled import array, inner, ordered, spread
 from agentrt_kernels.paged_attention import cpu as float_attention
 from agentrt_kernels.pages import PageLayout
 from agentrt_kernels.rotary import cpu as float_rotary
@@ -106,12 +106,13 @@ def _round(x_D: Any, out_D: Any) -> Any:
     return scale
 
 
-@ordered()
+@inner()
 def _peak(x_D: Any) -> Any:
-    """The largest magnitude, by comparing integers: infinity is above all numbers, and NaN above it."""
-    largest = np.int32(0)
-    for bits in x_D.view(np.int32):
-        largest = max(largest, np.int32(bits & np.int32(0x7FFFFFFF)))
+    """The largest magnitude, by comparing integers, which is vector code: infinity is above all numbers, NaN above it."""
+    bits_D, largest = x_D.view(np.int32), np.int32(0)
+    for d in range(bits_D.shape[0]):
+        bits = np.int32(bits_D[d] & np.int32(0x7FFFFFFF))
+        largest = bits if bits > largest else largest
     return np.int32(largest).view(np.float32)
 
 
