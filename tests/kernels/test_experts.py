@@ -36,6 +36,13 @@ def test_of_equal_scores_the_lower_expert_is_taken() -> None:
         assert grouped.tolist() == [[0, 1]]
 
 
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_no_rows_choose_nothing(routing: Routing) -> None:
+    for op in (cpu.route, reference.route):
+        ids_NK, weights_NK = op(torch.empty(0, 12), routing)
+        assert ids_NK.shape == weights_NK.shape == (0, routing.top_k)
+
+
 @pytest.mark.parametrize(("rows", "experts", "top_k"), [(1, 4, 2), (37, 5, 3), (40, 3, 1), (3, 40, 8)])
 def test_experts_by_one_product(device: str, rows: int, experts: int, top_k: int) -> None:
     """Few pairs and many for an expert, experts without any, sizes that fill no tile; last, rows that all choose alike."""

@@ -122,10 +122,8 @@ def load_head_config(folder: Path, kind: Kind, target: ModelConfig) -> HeadConfi
     except ValueError as error:
         raise UsageError(f"{where}: {error}") from error
     layers = target.num_layers
-    taps = (layers,)
-    if kind == "eagle3":
-        usual = (2, layers // 2, layers - 3)
-        taps = source.eagle_config.eagle_aux_hidden_state_layer_ids or usual
+    usual = (2, layers // 2, layers - 3)
+    taps = (source.eagle_config.eagle_aux_hidden_state_layer_ids or usual) if kind == "eagle3" else (layers,)
     config = HeadConfig(
         kind=kind, hidden_size=source.hidden_size, intermediate_size=source.intermediate_size,
         num_heads=source.num_attention_heads, num_kv_heads=source.num_key_value_heads or source.num_attention_heads,

@@ -33,7 +33,7 @@ def route(logits_NE: Tensor, routing: Routing, bias_E: Tensor | None = None) -> 
     scores_NE = logits_NE.softmax(-1) if is_softmax else logits_NE.sigmoid()
     choice_NE = scores_NE if bias_E is None else scores_NE + bias_E
     if routing.groups > 1:
-        of_group_NGe = choice_NE.unflatten(1, (routing.groups, choice_NE.shape[1] // routing.groups))
+        of_group_NGe = choice_NE.view(len(choice_NE), routing.groups, choice_NE.shape[1] // routing.groups)
         best_NG = of_group_NGe.amax(-1) if is_softmax else of_group_NGe.topk(2).values.sum(-1)
         order_NG = best_NG.sort(dim=-1, descending=True, stable=True).indices
         lost_NG = torch.ones_like(best_NG, dtype=torch.bool).scatter(1, order_NG[:, : routing.kept_groups], False)

@@ -1,5 +1,6 @@
 """The decoder against transformers, and a sequence alone against the same sequence in batches and chunks."""
 
+import json
 from collections.abc import Callable
 from threading import Thread
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from agentrt.core.errors import UsageError
+from agentrt.engine.model.config import parse_config
 from agentrt.engine.model.decoder import Decoder, OpsName, PagedKV
 from agentrt.engine.model.loader import load_model, read_weights
 from agentrt_kernels import compiled
@@ -126,6 +129,15 @@ def test_a_latent_page_holds_one_vector_a_token(make_model: Any) -> None:
     (layout,) = decoder.page_layouts(16)
     assert (layout.kv_heads, layout.head_dim, layout.kv_stride) == (1, 28, 0)
     assert layout.page_stride == 2 * 16 * 28
+
+
+@pytest.mark.parametrize("changes", [{"topk_group": 1, "num_experts_per_tok": 3}, {"n_group": 6, "topk_group": 6}])
+def test_experts_that_the_groups_do_not_hold_are_refused(make_model: Any, changes: dict[str, int]) -> None:
+    """The choice ran dry: the same expert was taken again."""
+    folder = make_model("DeepseekV3", **LATENTS, q_lora_rank=14, n_group=3, topk_group=2)[0]
+    config = json.loads((folder / "config.json").read_text())
+    with pytest.raises(UsageError, match=r"to be chosen from topk_group \("):
+        parse_config(json.dumps(config | changes).encode(), "here")
 
 
 def test_two_threads_at_once(make_model: Any, run_chunks: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
