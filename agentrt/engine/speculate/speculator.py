@@ -13,7 +13,6 @@ from math import inf
 import numpy as np
 import structlog
 
-from agentrt.core.tokens import IntArray
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
@@ -55,10 +54,9 @@ class Speculator:
 
     def submitted(self, sequence: Sequence) -> None:
         """Remember what a conversation heard since its last turn: a prompt, or what a tool gave."""
-        tokens, end = sequence.tokens, sequence.context_tokens
         if not sequence.num_scored:
-            last_sampled = tokens.mask[:end].tobytes().rfind(b"\1")
-            self.memory.add(tokens.token_ids[:end], last_sampled + 1, once=True)
+            last_sampled = sequence.tokens.mask.tobytes().rfind(b"\1")
+            self.memory.add(sequence.tokens.token_ids, last_sampled + 1, once=True)
             if self.drafter and self.trial.is_on:
                 self.drafter.follow(sequence.lease)
 
@@ -169,16 +167,16 @@ class Speculator:
         """What may come next of those of which something is known: never more than the turn may still have, the id after the
         draft included.
         """
-        texts, limits, longest = list[IntArray](), list[int](), terms.longest
-        for one in sequences:
-            ids = one.tokens.token_ids
-            texts.append(ids)
-            limits.append(max(min(longest, one.context_tokens + one.max_tokens - len(ids) - 1), 0))
+        texts, longest = [one.tokens.token_ids for one in sequences], terms.longest
+        limits = [
+            min(longest, one.context_tokens + one.max_tokens - len(ids) - 1)
+            for one, ids in zip(sequences, texts, strict=True)
+        ]
         found = self.memory.find(texts, limits, self._survivals_KJ, terms.least())
         return {
-            sequence: self._cut(_drafted(sequence, one), terms)
+            sequence: draft
             for sequence, one in zip(sequences, found, strict=True)
-            if one is not NOTHING
+            if one is not NOTHING and (draft := self._cut(_drafted(sequence, one), terms)).ids
         }
 
     def _modelled(
@@ -250,26 +248,27 @@ class Speculator:
 
 
 def _drafted(sequence: Sequence, found: Found) -> Draft:
-    """What was found, up to an id that ends the turn."""
+    """What was found, up to an id that ends the turn. That id would bring nothing: the row before it samples it anyway, and
+    nobody asks what follows it.
+    """
     stops = sequence.params.stop_token_ids
-    ids = first = _until(found.ids, stops)
+    ids = first = _before(found.ids, stops)
     if not found.branches:
         return Draft(tuple(ids), (), found.kind)
     parents = list(range(-1, len(first) - 1))
     for leave, others in found.branches:
-        if leave <= len(first) and (leave == 0 or first[leave - 1] not in stops):
-            others = _until(others, stops)
+        if leave <= len(first) and (others := _before(others, stops)):
             parents += [leave - 1, *range(len(ids), len(ids) + len(others) - 1)]
             ids = ids + others
     is_chain = len(ids) == len(first)
     return Draft(tuple(ids), (), found.kind, () if is_chain else tuple(parents))
 
 
-def _until(ids: list[int], stops: tuple[int, ...]) -> list[int]:
+def _before(ids: list[int], stops: tuple[int, ...]) -> list[int]:
     """Up to an id that ends the turn."""
-    for length, token_id in enumerate(ids, start=1):
+    for place, token_id in enumerate(ids):
         if token_id in stops:
-            return ids[:length]
+            return ids[:place]
     return ids
 
 

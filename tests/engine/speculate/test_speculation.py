@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from agentrt.core.spec import EngineSpec, SamplingParams, Verifier
-from agentrt.core.tokens import Tokens
+from agentrt.core.tokens import IntArray, Tokens
 from agentrt.engine.kv.group import Group
 from agentrt.engine.sequence import Sequence
 from agentrt.engine.speculate.draft import NO_DRAFT, Draft
-from agentrt.engine.speculate.gate import OpenGate
+from agentrt.engine.speculate.gate import OpenGate, Terms
 from agentrt.engine.step import EngineCore
 from agentrt.testing.toy import Logits, ToyRunner, hashed_logits
 
@@ -249,6 +249,21 @@ def test_c35_end_ids_and_lengths_inside_a_draft() -> None:
     d = agreeing([4, 5, 9, 7, 8, 9], [5, 9, 7, 8], params=SamplingParams(stop_token_ids=(9,), min_tokens=5))
     assert 9 not in sampled(d)[:5]
     assert d.accepted == 1
+
+
+def test_an_id_that_ends_the_turn_is_not_drafted() -> None:
+    """The row before it samples it anyway, so it would be a row for nothing; so is a draft of nothing else."""
+    core = make_core()
+    keep_open(core)
+    assert core.speculator is not None
+    for text in ([1, 2, 3, 5, 6, 9, 7, 7], [11, 12, 13, 9, 7, 7]):
+        core.speculator.memory.add(IntArray("i", text), 0)
+    params = SamplingParams(stop_token_ids=(9,))
+    some, none = (submit(core, prompt, params=params, max_tokens=30) for prompt in ([0, 1, 2, 3], [0, 11, 12, 13]))
+    drafts = core.speculator._from_text([some, none], Terms(0.0, 1.0, 8))
+    assert drafts == {some: Draft((5, 6), (), "text, one match, 2 and more")}
+    other = submit(core, [0, 1, 2, 3], max_tokens=30)
+    assert core.speculator._from_text([other], Terms(0.0, 1.0, 8))[other].ids == (5, 6, 9, 7, 7)
 
 
 def test_c28_a_stop_string_inside_a_draft() -> None:

@@ -185,6 +185,19 @@ def test_texts_that_disagree_are_drafted_as_a_tree() -> None:
     core.abort(sequence)
 
 
+def test_no_branch_goes_on_beyond_the_end_of_a_turn() -> None:
+    """Ids that end the turn are left out, wherever they stand; a branch that has nothing else is none."""
+    core = make_core(draft_branches=3)
+    keep_open(core)
+    assert core.speculator is not None
+    sequence = submit(core, [9, 1, 2, 3], max_tokens=30, params=SamplingParams(stop_token_ids=(9,)))
+    for last in ([5, 9, 4], [5, 7, 9, 4], [9, 4], [5, 9, 4]):
+        core.speculator.memory.add(IntArray("i", [1, 2, 3, *last]), 0)
+    (draft,) = core.speculator._from_text([sequence], Terms(0.0, 1.0, 8)).values()
+    assert draft == Draft((5, 7), (), "text, split, 2 and more", (-1, 0))
+    core.abort(sequence)
+
+
 def test_a_draft_of_branches_is_no_longer_than_a_chain() -> None:
     core = make_core(draft_branches=3, draft_length=4)
     keep_open(core)
