@@ -102,23 +102,21 @@ class Memory:
         `survivals_KJ` are how often at least the first j + 1 ids of each of `KINDS` stand, by default always.
         """
         count, longest = len(texts), max(limits, default=0)
-        if not longest:
+        if longest < 1:
             return [NOTHING] * count
         if self._unread:
             self._read()
         tails = [ids[-LONGEST:] for ids in texts]
-        tails_T = np.frombuffer(b"".join(tails), dtype=np.int32)
-        asked_2S = np.frombuffer(IntArray("i", [*map(len, tails), *limits]), dtype=np.int32).reshape(2, count)
+        asked = IntArray("i", [*map(len, tails), *limits])
         found_SC = np.empty((count, FOUND + longest + (self.branches - 1) * (SIDE + longest)), dtype=np.int64)
         _find(
-            self._ring, self._chains, self._heads, self._end, tails_T, asked_2S, found_SC, longest, survivals_KJ, least
-        )
-        found = [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in found_SC.tolist()]
+            self._ring, self._chains, self._heads, self._end, np.frombuffer(b"".join((asked, *tails)), dtype=np.int32),
+            found_SC, longest, survivals_KJ, least,
+        )  # fmt: skip
+        rows = found_SC.tolist()
         if self.branches == 1:
-            return found
-        sides_SBC = found_SC[:, FOUND + longest :].reshape(count, self.branches - 1, SIDE + longest)
-        sides = [[(row[1], row[SIDE : SIDE + row[0]]) for row in rows if row[0]] for rows in sides_SBC.tolist()]
-        return [one._replace(branches=some) if some else one for one, some in zip(found, sides, strict=True)]
+            return [Found(row[FOUND : FOUND + row[0]], row[1], row[2]) if row[0] else NOTHING for row in rows]
+        return [_branching(row, longest) if row[0] else NOTHING for row in rows]
 
     def _read(self) -> None:
         """Remember what was added."""
@@ -143,6 +141,13 @@ class Memory:
         if len(self._prompts) > len(self._ring) // 64:
             del self._prompts[next(iter(self._prompts))]
         return is_known
+
+
+def _branching(row: list[int], longest: int) -> Found:
+    """From a row of a look's table."""
+    starts = range(FOUND + longest, len(row), SIDE + longest)
+    sides = [(row[at + 1], row[at + SIDE : at + SIDE + row[at]]) for at in starts if row[at]]
+    return Found(row[FOUND : FOUND + row[0]], row[1], row[2], sides)
 
 
 @ordered()
@@ -193,18 +198,30 @@ _named = cache(_kind)
 
 @ordered()
 def _find(
-    ring: Any, chains: Any, heads: Any, end: int, tails_T: Any, asked_2S: Any, found_SC: Any, longest: int,
-    survivals_KJ: Any, least: float,
+    ring: Any, chains: Any, heads: Any, end: int, asked_T: Any, found_SC: Any, longest: int, survivals_KJ: Any, least: float
 ) -> None:  # fmt: skip
-    sides, first = (found_SC.shape[1] - FOUND - longest) // (SIDE + longest), 0
-    for s in range(found_SC.shape[0]):
-        tail = tails_T[first : first + asked_2S[0, s]]
-        first += asked_2S[0, s]
-        out_K = found_SC[s, FOUND : FOUND + asked_2S[1, s]]
+    """`asked_T` has the lengths of the tails, then how many ids may follow each, then the tails."""
+    count = found_SC.shape[0]
+    sides, first = (found_SC.shape[1] - FOUND - longest) // (SIDE + longest), 2 * count
+    orders = len(ORDERS) if _short_ones_pay(survivals_KJ, least) else len(ORDERS) - 1
+    for s in range(count):
+        tail = asked_T[first : first + asked_T[s]]
+        first += asked_T[s]
+        out_K = found_SC[s, FOUND : FOUND + max(asked_T[count + s], 0)]
         sides_BC = found_SC[s, FOUND + longest :].reshape((sides, SIDE + longest))
         found_SC[s, 0], found_SC[s, 1], found_SC[s, 2] = _follow(
-            ring, chains, heads, end, tail, out_K, sides_BC, survivals_KJ, least
+            ring, chains, heads, end, orders, tail, out_K, sides_BC, survivals_KJ, least
         )
+
+
+@ordered()
+def _short_ones_pay(survivals_KJ: Any, least: float) -> bool:
+    """Whether a match that the longer orders do not find can be worth a row."""
+    for length in range(ORDERS[-1], ORDERS[-2]):
+        for agreed in (0, 1, 2, FEW):
+            if survivals_KJ[_kind(length, agreed), 0] >= least:
+                return True
+    return False
 
 
 @ordered()
@@ -218,7 +235,8 @@ def _worth(survival_J: Any, least: float, most: int) -> int:
 
 @ordered()
 def _follow(
-    ring: Any, chains: Any, heads: Any, end: int, tail: Any, out: Any, sides_BC: Any, survivals_KJ: Any, least: float
+    ring: Any, chains: Any, heads: Any, end: int, orders: int, tail: Any, out: Any, sides_BC: Any, survivals_KJ: Any,
+    least: float,
 ) -> Any:  # fmt: skip
     """Fill `out`; how many ids, the length of the match, and how many there are if all agreed on the first.
 
@@ -228,7 +246,7 @@ def _follow(
     sides_BC[:, 0] = 0
     places, lengths = np.empty(CANDIDATES, dtype=np.int64), np.empty(CANDIDATES, dtype=np.int64)
     found = 0
-    for which in range(len(ORDERS)):
+    for which in range(orders):
         if found == 0 and tail.shape[0] >= ORDERS[which]:
             found = _matches(ring, chains[which], heads[which], end, tail, ORDERS[which], places, lengths)
     longest, live = 0, 0
