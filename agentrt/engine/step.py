@@ -466,12 +466,12 @@ class EngineCore:
         drawn = sample(logits_MV, sampling, laws, self.vocab_size)
         row = 0
         for sequence in dict.fromkeys(sampling):
-            rows = slice(row, row + 1 + len(sequence.draft.ids))
-            row = rows.stop
-            if sequence.draft.ids:
+            if drafted := len(sequence.draft.ids):
+                rows = slice(row, row + 1 + drafted)
                 self._commit_draft(sequence, drawn[rows], logits_MV[rows], laws.rules[rows])
             else:
-                self._append(sequence, drawn[rows.start])
+                self._append(sequence, drawn[row])
+            row += 1 + drafted
 
     def _commit_draft(self, sequence: Sequence, drawn: list[Drawn], logits_KV: Logits, rules: list[Rule]) -> None:
         """What follows an end id, a stop string or the last id of a turn is not committed, whoever agreed to it."""

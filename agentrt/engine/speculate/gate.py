@@ -43,7 +43,7 @@ PLAIN_EVERY = 32
 FIRST_PROBE, PROBE_EVERY = 2, 512
 """Steps after which drafts are verified that do not seem to pay; twice as many after each time, up to `PROBE_EVERY`."""
 PROBE_LENGTH = 2
-TIMED_EVERY = 4
+TIMED_EVERY = 8
 """Plain steps of which one is timed while the gate sleeps: even that little is felt in a step of half a millisecond."""
 PACE_KEPT = 0.98
 """Of the pace, at each look."""
@@ -102,8 +102,8 @@ class Gate:
         """Of a draft model, for one id of each of so many sequences."""
         self.kinds: dict[str, Survival] = defaultdict(Survival)
         """Drafts that are accepted alike."""
-        self.purse = 0.0
-        """Seconds that drafts may cost still."""
+        self.purse = -inf
+        """Seconds that drafts may cost still. Nothing may be spent before a plain step was seen."""
         self._enough = 0.0
         """In the purse for the next look: nothing, or, once it was empty, something for several looks."""
         self._look = inf
@@ -115,24 +115,26 @@ class Gate:
         self._looks = self._requests = 0
         self._steps = self._verified = self._probe_after = 0
         self._is_probe = False
-        self._plain, self._gain, self._own_seconds, self._stolen = NOTHING, 0.0, 0.0, 0.0
-        """Of a step of as many requests as in the last look: what it takes without drafts, and what an id saves. What was done
-        for drafts in this step, beside it, and what of that was something else's doing, by its length."""
+        self._plain, self._gain, self._row = NOTHING, 0.0, 0.0
+        """Of a step of as many requests as in the last look: what it takes without drafts, what an id saves, and what a drafted
+        row takes."""
+        self._own_seconds, self._stolen = 0.0, 0.0
+        """What was done for drafts in this step, beside it, and what of that was something else's doing, by its length."""
 
     def wakes(self) -> bool:
         """Whether to look for drafts for the next step. Call once a step."""
-        return self.purse >= self._enough and self.times.plain.is_known and (self._steps + 1) % PLAIN_EVERY != 0
+        return self.purse >= self._enough and (self._steps + 1) % PLAIN_EVERY != 0
 
     def terms(self, requests: int, longest: int) -> Terms:
         """For a look in which so many requests decode; without regard to what pays if it is time for a probe."""
         self._looks += 1
         if requests != self._requests or self._looks % RENEWED == 0:
             self._requests, self._plain = requests, self.times.plain.about(requests)
-            self._gain = saved_by_an_id(requests, self.times, self.even)
+            self._gain, self._row = saved_by_an_id(requests, self.times, self.even), self.times.row()
         self._is_probe = not self.times.drafted.is_known or self._steps - self._verified >= self._probe_after
         if self._is_probe:
             return Terms(0.0, 1.0, min(longest, PROBE_LENGTH))
-        return Terms(self.times.row(), self._gain / self._pace, longest)
+        return Terms(self._row, self._gain / self._pace, longest)
 
     def saves(self, ids: float, rows: int, passes: float = 0.0) -> float:
         """Seconds of a step in whose drafts so many ids will stand; a draft model takes `passes` seconds for them."""
@@ -162,16 +164,14 @@ class Gate:
         Of the drafts `accepted` ids stood.
         """
         self._steps += 1
+        is_first, own = self.purse == -inf, self._own_seconds
         self.purse += REGRET * seconds
-        is_first = not self.times.plain.is_known
-        if is_first:
-            self.purse = PUT_BY * seconds
-        if drafted or self._own_seconds:
+        if drafted or own:
             self._account(drafted, accepted, self._cost(drafted, seconds, prompt_rows))
-        elif self._steps % TIMED_EVERY and not is_first:
-            return
-        if drafted or not self._own_seconds or is_first:
-            self.times.note(requests, drafted, seconds - self._own_seconds, prompt_rows)
+        if drafted or is_first or not (own or self._steps % TIMED_EVERY):
+            self.times.note(requests, drafted, seconds - own, prompt_rows)
+        if is_first and self.times.plain.is_known:
+            self.purse = PUT_BY * seconds
         self._own_seconds = self._stolen = 0.0
 
     def _cost(self, drafted: int, seconds: float, prompt_rows: int) -> float:
