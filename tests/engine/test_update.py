@@ -200,8 +200,8 @@ async def test_c45_requests_wait_while_an_update_drains() -> None:
             group.start_soon(update)
             await until(lambda: engine.core.update is not None)
             group.start_soon(request, "while", 2)
-        assert sorted(order[:2]) == ["before {0}", "update"]
-        assert order[2] == "while {1}"
+        # Who is woken first is the loop's choice, and all three may have ended when it looks; what each was sampled by is not.
+        assert sorted(order) == ["before {0}", "update", "while {1}"]
 
 
 @pytest.mark.parametrize("mode", MODES)
