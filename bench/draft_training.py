@@ -235,8 +235,7 @@ def compare(options: argparse.Namespace) -> None:
         for cell in ("fixed", "refreshed"):
             trainers[start, cell] = DraftTrainer(config, trainer.state(), rate=3e-4)
     if options.save:
-        raw = json.loads((folder / "config.json").read_text())
-        write_head(options.save, config, trainers["matched", "fixed"].state(), raw["rope_parameters"])
+        write_head(options.save, config, trainers["matched", "fixed"].state())
     drift(policy, trainers, options.updates)
     print(f"after {options.updates} updates of the policy, accepted length of {LENGTH}:")
     for start in ("matched", "general"):

@@ -87,6 +87,15 @@ def parse_rope(parameters: Mapping[str, Any], theta: float) -> Rope:
     raise ValueError(f"the rope type {kind!r} is not supported; known are 'default', 'linear', 'llama3' and 'yarn'")
 
 
+def rope_parameters(rope: Rope) -> dict[str, Any]:
+    """Parameters of which `parse_rope` makes this `Rope`."""
+    kinds = {LinearScaling: "linear", Llama3Scaling: "llama3", YarnScaling: "yarn"}
+    scaling = (
+        {} if rope.scaling is None else {"rope_type": kinds[type(rope.scaling)], **msgspec.to_builtins(rope.scaling)}
+    )
+    return {"rope_type": "default", "rope_theta": rope.theta, **scaling}
+
+
 def rope_tables(rope: Rope | None, head_dim: int, context_length: int) -> tuple[Tensor, Tensor]:
     """`cos_TR` and `sin_TR` for every position of the context and the first half of a head's dimensions.
 

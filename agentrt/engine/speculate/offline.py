@@ -20,7 +20,8 @@ from agentrt.core.tokens import IntArray
 from agentrt.engine.model.config import ModelConfig, load_config
 from agentrt.engine.model.decoder import Decoder, PagedKV
 from agentrt.engine.model.loader import hash_weights, read_weights
-from agentrt.engine.speculate.head_config import ENDINGS, HeadConfig, Kind
+from agentrt.engine.model.rope import rope_parameters
+from agentrt.engine.speculate.head_config import ENDINGS, HeadConfig, Kind, kind_of, load_head_config
 from agentrt.engine.speculate.load import read_head
 from agentrt.engine.speculate.train import DraftTrainer, Pass, Report, fresh_weights
 
@@ -76,8 +77,8 @@ def new_config(kind: Kind, target: ModelConfig, target_hash: str, draft_vocab_si
     )  # fmt: skip
 
 
-def write_head(folder: Path, config: HeadConfig, weights: dict[str, Tensor], rope: object) -> None:
-    """A folder that `engine.draft` takes; `rope` is the target's own `rope_parameters`."""
+def write_head(folder: Path, config: HeadConfig, weights: dict[str, Tensor]) -> None:
+    """A folder that `engine.draft` takes."""
     folder.mkdir(parents=True, exist_ok=True)
     ending = next(ending for ending, kind in ENDINGS.items() if kind == config.kind)
     keys = {
@@ -85,7 +86,8 @@ def write_head(folder: Path, config: HeadConfig, weights: dict[str, Tensor], rop
         "draft_vocab_size": config.draft_vocab_size, "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size, "num_hidden_layers": 1, "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads, "head_dim": config.head_dim,
-        "max_position_embeddings": config.context_length, "rms_norm_eps": config.norm_eps, "rope_parameters": rope,
+        "max_position_embeddings": config.context_length, "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope_parameters(config.rope),
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(config.taps)}, "agentrt_target": config.target,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
@@ -109,6 +111,8 @@ def train_head(
     _check_fits(told, target)
     stored = read_weights(model, target)
     config = new_config(kind, target, hash_weights(stored), min(vocabulary, target.vocab_size))
+    if start:
+        _check_start(start, config, target)
     policy = policy_of(target, stored)
     ids_W = _most_frequent(learnt, config.draft_vocab_size, config.vocab_size)
     weights = read_head(start, config) if start else fresh_weights(config, policy.decoder.embedding_VD, ids_W, seed)
@@ -119,9 +123,7 @@ def train_head(
         trainer.pace(step, steps)
         progress(step, trainer.step(read_by(policy, next(learning), config), depths))
     after = overlaps(trainer, policy, kept, depths)
-    source = json.loads((model / "config.json").read_text())
-    rope = source.get("rope_parameters") or {"rope_type": "default", "rope_theta": source.get("rope_theta", 1e4)}
-    write_head(folder, config, trainer.state(), rope)
+    write_head(folder, config, trainer.state())
     return Outcome(len(learnt), len(kept), steps, time.perf_counter() - started, before, after)
 
 
@@ -132,6 +134,19 @@ def _check_fits(texts: Sequence[Text], target: ModelConfig) -> None:
             f"the trajectories hold {longest} ids in a row and id {top}, and the model has a context of "
             f"{target.context_length} and {target.vocab_size} ids; give --model the one that sampled them"
         )
+
+
+def _check_start(start: Path, config: HeadConfig, target: ModelConfig) -> None:
+    """Raise `UsageError` for a head that would go on from other hidden states, positions or sizes than it was made for."""
+    if (kind := kind_of(start)) != config.kind:
+        raise UsageError(
+            f"{start} holds a draft of the kind {kind or 'small'}, not {config.kind}; give --kind, or start anew"
+        )
+    found = load_head_config(start, config.kind, target)
+    names = [name for name in HeadConfig.__struct_fields__ if name not in ("target", "context_length")]
+    if differing := [name for name in names if getattr(found, name) != getattr(config, name)]:
+        said = ", ".join(f"{name} {getattr(found, name)} and not {getattr(config, name)}" for name in differing)
+        raise UsageError(f"{start} has {said}; give --vocabulary as then, or start anew")
 
 
 def policy_of(config: ModelConfig, stored: Mapping[str, Tensor]) -> Policy:

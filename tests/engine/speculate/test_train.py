@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from heads import DRAFT_VOCAB, LAYERS, TARGET, VOCAB, target, write_head
@@ -10,7 +11,7 @@ from structlog.testing import capture_logs
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.decoder import PagedKV
 from agentrt.engine.model.linear import Linear
-from agentrt.engine.model.rope import rope_tables
+from agentrt.engine.model.rope import LinearScaling, Llama3Scaling, Rope, YarnScaling, rope_tables
 from agentrt.engine.speculate import offline, train
 from agentrt.engine.speculate.head import DraftHead
 from agentrt.engine.speculate.head_config import Kind, load_head_config
@@ -193,3 +194,34 @@ def test_texts_of_another_model_are_refused() -> None:
         offline._check_fits([whole], TARGET)
     with pytest.raises(UsageError, match="hold 10 ids in a row and id 48"):
         offline._check_fits([offline.Text((IDS[0] + 7).numpy(), IDS[0].numpy())], TARGET)
+
+
+def test_a_head_of_other_hidden_states_is_not_gone_on_from(tmp_path: Path) -> None:
+    """Its tensors have the same shapes: it was fed with other layers than it was made for, and nobody was told."""
+    config = offline.new_config("eagle3", TARGET, "hash", DRAFT_VOCAB)
+    assert config.taps == (1, 2, 3)
+    sizes = {"intermediate_size": 40, "max_position_embeddings": 128}
+    write_head(tmp_path / "same", "eagle3", **sizes)
+    offline._check_start(tmp_path / "same", config, TARGET)
+    write_head(tmp_path / "other", "eagle3", **sizes, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 4]})
+    with pytest.raises(UsageError, match=r"has taps \(1, 2, 4\) and not \(1, 2, 3\); give --vocabulary as then"):
+        offline._check_start(tmp_path / "other", config, TARGET)
+    write_head(tmp_path / "mtp", "mtp", **sizes)
+    with pytest.raises(UsageError, match="of the kind mtp, not eagle3; give --kind"):
+        offline._check_start(tmp_path / "mtp", config, TARGET)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        Rope(5e3), Rope(5e5, LinearScaling(factor=8.0)),
+        Rope(5e5, Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)),
+        Rope(1e4, YarnScaling(factor=4.0, original_max_position_embeddings=64)),
+    ],
+)  # fmt: skip
+def test_a_head_drafts_at_the_positions_that_it_was_trained_at(rope: Rope, tmp_path: Path) -> None:
+    """The hub's way to say a scaling, beside `rope_theta`, was not handed on: the head drafted at other angles."""
+    scaled = msgspec.structs.replace(TARGET, ropes=(rope,) * LAYERS)
+    config = offline.new_config("eagle3", scaled, "hash", DRAFT_VOCAB)
+    offline.write_head(tmp_path, config, fresh_weights(config, target().decoder.embedding_VD))
+    assert load_head_config(tmp_path, "eagle3", scaled) == config
