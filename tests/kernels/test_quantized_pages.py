@@ -49,8 +49,8 @@ def test_what_is_no_number_shows(make_paged: Callable[..., Any], odd: float) -> 
     assert (q_ND[1:] * scales_N[1:, None]).isfinite().all()
     paged = make_paged(ROWS, 4, kv_heads=2, head_dim=16)
     pool, layout = in_8_bits(paged.pool, paged.layout)
-    qkv_NE, still_TR = torch.randn(4, (3 + 2 + 2) * 16), torch.zeros(16, 8)
-    qkv_NE[1, 3 * 16 + 5] = odd
+    qkv_NE, still_TR = torch.randn(4, (4 + 2 + 2) * 16), torch.zeros(16, 8)
+    qkv_NE[1, 4 * 16 + 5] = odd
     q_NHD = cpu.rotary(qkv_NE, still_TR.cos(), still_TR.sin(), *paged[:3], pool, layout, 1)
     out_NHD = cpu.paged_attention(q_NHD, *paged[:3], pool, layout, 1)
     assert out_NHD[1:3, 0].isnan().all(), "the row itself, and the next one of its sequence"
