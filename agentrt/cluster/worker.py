@@ -46,7 +46,9 @@ class Worker:
             async with self._engine:
                 self._opened.set_result(self._engine.info)
                 await asyncio.Event().wait()
-        except Exception as error:
+        except Exception as error:  # whatever kept it from opening is for those who wait for that
+            if self._opened.done():
+                raise  # a bug of later
             self._opened.set_exception(error)
 
     async def play(self, plan: GroupPlan) -> list[EpisodeRecord]:

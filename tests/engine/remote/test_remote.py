@@ -135,6 +135,17 @@ def ends_at_20(prompt: list[int]) -> list[int]:
     return [*range(len(prompt), 19), 257]
 
 
+@asynccontextmanager
+async def one_lost() -> AsyncIterator[tuple[RemoteEngine, Fake]]:
+    """An engine over two servers, and the first of them, which broke off in the middle of a turn and is down."""
+    first, second = Fake("vllm", ends_at_20, breaks=5), Fake("vllm", ends_at_20)
+    async with over(first, second) as engine:
+        with engine.session(seed=0) as session:
+            await session.sample([1, 2, 3, 4], PARAMS, max_tokens=50)
+        assert engine.servers[0].is_lost
+        yield engine, first
+
+
 @pytest.mark.parametrize("kind", ["agentrt", "vllm", "sglang"])
 async def test_ids_logprobs_versions_and_cached_tokens_as_the_server_says(kind: str) -> None:
     async with over(Fake(kind, ends_at_20, version=4)) as engine:
@@ -287,11 +298,7 @@ async def test_no_server_no_run() -> None:
 async def test_a_lost_server_is_asked_again_though_others_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was looked for only when none was left: one that was away for a moment got no turn for the rest of the run."""
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.01)
-    first, second = Fake("vllm", ends_at_20, breaks=5), Fake("vllm", ends_at_20)
-    async with over(first, second) as engine:
-        with engine.session(seed=0) as session:
-            await session.sample([1, 2, 3, 4], PARAMS, max_tokens=50)
-        assert engine.servers[0].is_lost
+    async with one_lost() as (engine, first):
         first.is_down = False
         await anyio.sleep(0.5)
         assert not engine.servers[0].is_lost
@@ -333,17 +340,14 @@ async def test_a_gateway_without_its_server_is_a_lost_server(monkeypatch: pytest
 async def test_another_model_at_a_lost_address_is_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ids are another vocabulary's."""
     monkeypatch.setattr(remote, "RETRY_SECONDS", 0.01)
-    first, second = Fake("vllm", ends_at_20, breaks=5), Fake("vllm", ends_at_20)
-    async with over(first, second) as engine:
-        with engine.session(seed=0) as session:
-            await session.sample([1, 2, 3, 4], PARAMS, max_tokens=50)
-            first.raw, first.is_down = -1.5, False
-            await anyio.sleep(0.2)
-            assert engine.servers[0].is_lost
-            assert "logprobs of sampled_distribution" in engine.servers[0].capabilities.line("")
-            first.raw = None
-            await anyio.sleep(0.5)
-            assert not engine.servers[0].is_lost
+    async with one_lost() as (engine, first):
+        first.raw, first.is_down = -1.5, False
+        await anyio.sleep(0.2)
+        assert engine.servers[0].is_lost
+        assert "logprobs of sampled_distribution" in engine.servers[0].capabilities.line("")
+        first.raw = None
+        await anyio.sleep(0.5)
+        assert not engine.servers[0].is_lost
 
 
 async def test_all_who_wait_for_a_server_have_it_probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
