@@ -346,7 +346,7 @@ class SimulatedCore(EngineCore):
         finished, steps = list[EngineSequence](), 0
         while not finished and (not steps or self._now() < until) and self._goes_on(loading):
             self._grow_crew()
-            self._start_copies(self._is_refused)
+            self._start_copies(self.waiting.is_refused)
             count = self._run_alike(until)
             finished = self._decode(count)
             steps += count
@@ -365,7 +365,7 @@ class SimulatedCore(EngineCore):
     def _run_alike(self, until: float) -> int:
         """Spend the time of a step of the crew, and of those after it that find everything as it is: how many there were."""
         rows, keys, now = len(self._roster.sequences), self._roster.computed, self._now
-        most = self._roster.num_alike if self.cache.is_still(self._is_refused) else 1
+        most = self._roster.num_alike if self.cache.is_still(self.waiting.is_refused) else 1
         count = 0
         while count < most and (not count or not (now() >= until or self._hears_line())):
             started = now()

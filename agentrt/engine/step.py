@@ -8,7 +8,6 @@ somebody needs to go on. Policy version, pages and the sequences in flight are o
 
 import math
 import time
-from bisect import insort
 from collections.abc import Callable, Collection
 from collections.abc import Sequence as List
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from agentrt.engine.speculate.draft import NO_DRAFT
 from agentrt.engine.speculate.drafter import Drafter
 from agentrt.engine.speculate.speculator import Speculator
 from agentrt.engine.update import Update, stage_together
+from agentrt.engine.waiting import WaitingQueue
 from agentrt.engine.weights import Install
 from agentrt_kernels.sample.rules import Rule
 
@@ -46,9 +46,6 @@ STANDBY_SECONDS = 0.01
 """How long a step without anything to compute waits for a copy, before it sees to what else was asked of the engine."""
 RESERVE_AFTER = 3
 """Preemptions after which a sequence comes back only with room for all it may still sample."""
-DEAF_SECONDS = 0.1
-"""A line of which nobody is let in, or whose head lacked pages, is not looked at again so soon, unless a turn comes or ends;
-in the second case, or pages come free."""
 _rank = attrgetter("rank")
 
 
@@ -119,7 +116,7 @@ class EngineCore:
         self.clock = clock
         self.cache = KVCache(runner.groups, runner.page_size, runner.host, make_policy(spec), clock)
         self.version = 0
-        self.waiting: list[Sequence] = []
+        self.waiting = WaitingQueue(clock)
         self.running: list[Sequence] = []
         self.held: list[Sequence] = []
         """Requests that arrived while an update waits for those before them."""
@@ -131,10 +128,6 @@ class EngineCore:
         self._lengths = Lengths()
         self._conversations = Conversations(Readiness(spec.order))
         self._step_seconds = 0.0
-        self._deaf_until, self._refused = -math.inf, 0
-        """Until when the line is not looked at, and the pages there were when its head was refused."""
-        self._is_refused = False
-        """The head of the line was refused when it was last looked at: somebody lacks room."""
 
     @property
     def is_idle(self) -> bool:
@@ -167,7 +160,7 @@ class EngineCore:
         if self.update:
             self.held.append(sequence)
         else:
-            self._queue(sequence)
+            self.waiting.add(sequence)
         if self.speculator:
             self.speculator.submitted(sequence)
 
@@ -292,16 +285,14 @@ class EngineCore:
                 break
             line, decoding = self._line(), self._decoding()
         if hears:
-            self._is_refused = bool(line) and plan.lacking > 0
-            self._deaf_until = self.clock() + DEAF_SECONDS if plan.lacking or not line else -math.inf
-            self._refused = self.cache.pool.num_available if line else self.cache.pool.num_pages
+            self.waiting.looked(is_empty=not line, is_lacking=plan.lacking > 0, pages=self.cache.pool.num_available)
         if not plan.has_drafts:
             crew = crew._replace(drafted=0, draft_pages=0)
             for sequence in decoding:
                 sequence.draft = NO_DRAFT
         chunks = [(self.running[slot], count) for slot, count in plan.running]
         admitted = self._admit([(self.waiting[slot], count) for slot, count in plan.admitted])
-        is_lacking = plan.lacking > 0 or self._is_refused
+        is_lacking = plan.lacking > 0 or self.waiting.is_refused
         if plan.is_stuck:
             return Work((), NOBODY, [], is_lacking)
         return Work(decoding, crew, chunks + admitted, is_lacking)
@@ -339,12 +330,7 @@ class EngineCore:
 
     def _hears_line(self) -> bool:
         """Whether those who wait are to be looked at before the next step."""
-        is_deaf = self.clock() < self._deaf_until and self.cache.pool.num_available <= self._refused
-        return bool(self.waiting) and not (is_deaf and self.running)
-
-    def _listen(self) -> None:
-        """Look at the line before the next step, whatever was found the last time."""
-        self._deaf_until, self._is_refused = -math.inf, False
+        return bool(self.waiting) and (not self.running or self.waiting.is_due(self.cache.pool.num_available))
 
     def _admit(self, chunks: list[tuple[Sequence, int]]) -> list[tuple[Sequence, int]]:
         """Move sequences from waiting to running. What the prefix cache has of them makes their chunks shorter.
@@ -366,10 +352,6 @@ class EngineCore:
         if chunks:
             self.running.sort(key=_rank)
         return admitted
-
-    def _queue(self, sequence: Sequence) -> None:
-        self._listen()
-        insort(self.waiting, sequence, key=_rank)
 
     def _make_room(self, plan: Plan, spared: List[Lease]) -> bool:
         """Free pages for the plan: of idle leases but for `spared`, else of the youngest that runs. False if nothing helps."""
@@ -405,7 +387,7 @@ class EngineCore:
             self.speculator.returned(sequence)
         self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
         sequence.lease.is_wanted = True
-        self._queue(sequence)
+        self.waiting.add(sequence)
 
     def _grow(self, work: Work) -> None:
         """Pages for what is computed, and tables for the branches of drafts."""
@@ -536,7 +518,7 @@ class EngineCore:
     def _end_update(self, update: Update) -> None:
         self.update, update.is_done = None, True
         for sequence in self.held:
-            self._queue(sequence)
+            self.waiting.add(sequence)
         self.held.clear()
 
     def _requeue(self, *, at_the_end: bool) -> None:
@@ -549,7 +531,7 @@ class EngineCore:
     def _leave(self, sequence: Sequence) -> None:
         queue = next(queue for queue in (self.running, self.waiting, self.held) if sequence in queue)
         queue.remove(sequence)
-        self._listen()
+        self.waiting.look_again()
         sequence.lease.is_wanted = False
         if sequence.lease.is_running:
             self.cache.suspend(sequence.lease, sequence.tokens.token_ids)

@@ -12,7 +12,8 @@ from agentrt.engine.kv.pages import NONE
 from agentrt.engine.kv.policy import Inside, LeaseView, PoolView
 from agentrt.engine.kv.priced import Priced
 from agentrt.engine.kv.radix import HOST
-from agentrt.engine.step import DEAF_SECONDS, EngineCore
+from agentrt.engine.step import EngineCore
+from agentrt.engine.waiting import DEAF_SECONDS
 from agentrt.testing.copier import FaultyCopier
 
 
