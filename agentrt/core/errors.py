@@ -5,8 +5,11 @@ loop turns it into a failed record, once, in one place. Everything else that is 
 User code (environments, graders) raises ordinary exceptions; `attributed_to` names the boundary and keeps the cause.
 """
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import anyio
 
 
 class AgentrtError(Exception):
@@ -59,6 +62,24 @@ class SandboxFailure(EpisodeError):
     """The sandbox itself failed (not the tool in it): infrastructure, never scored."""
 
     boundary = "sandbox"
+
+
+def is_failure(error: BaseException) -> bool:
+    """True if what came out of a user's coroutine is its failure, whatever its class: `SystemExit`, the panic of a Rust
+    library. Not so are an interrupt, the coroutine's close, and a cancellation that somebody asked for."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_failure, error.exceptions))
+    if isinstance(error, anyio.get_cancelled_exc_class()):
+        return not _is_cancelled()
+    return not isinstance(error, (KeyboardInterrupt, GeneratorExit))
+
+
+def _is_cancelled() -> bool:
+    """Somebody has cancelled this task. asyncio's exception also comes out of an await for a task that somebody ended."""
+    if anyio.get_cancelled_exc_class() is not asyncio.CancelledError:
+        return True
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 @contextmanager

@@ -332,6 +332,15 @@ def branch_record(
     )  # fmt: skip
 
 
+def text_of(value: object) -> str:
+    """`str(value)` as a record can hold it. It is the user's, an error or a name: it may raise, or hold half a character."""
+    try:
+        text = str(value)
+    except Exception as error:
+        text = f"{type(value).__name__}, whose text cannot be had: {type(error).__name__}"
+    return text.encode("utf-8", errors="replace").decode()
+
+
 def joined(record: EpisodeRecord, branch: BranchRecord) -> Tokens:
     """The full arrays of a branch, with the prefix that it shares with the one it was forked from."""
     tokens = Tokens()

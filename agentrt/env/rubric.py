@@ -6,6 +6,7 @@ group's mean. If one component is null, so is the episode's reward.
 """
 
 import math
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from inspect import iscoroutinefunction
 from types import ModuleType
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar, overload
 import anyio
 
 from agentrt.core import clock
-from agentrt.core.records import Score
+from agentrt.core.errors import is_failure
+from agentrt.core.records import Score, text_of
 from agentrt.env.environment import Episode
 
 Function = TypeVar("Function", bound=Callable[..., Awaitable[Any]])
@@ -26,6 +28,9 @@ NO_REWARD = "no_reward"
 NON_FINITE = "non_finite_reward"
 NOT_A_NUMBER = "reward_is_no_number"
 TIMED_OUT = "score_timeout"
+
+LARGEST = 3.4028234663852886e38
+"""Of a float32, in which trainers have rewards: a larger one is none that is finite, and sums of many stay finite."""
 
 
 class Reward(NamedTuple):
@@ -79,7 +84,7 @@ class Scores:
         if not self.rewards:
             return NO_REWARD
         missing = next(iter(self.reasons.values()), None)
-        return missing or (None if math.isfinite(self._sum()) else NON_FINITE)
+        return missing or (None if abs(self._sum()) <= LARGEST else NON_FINITE)
 
     def _sum(self) -> float:
         return sum(part.weight * part.score for part in self.rewards.values() if part.score is not None)
@@ -157,11 +162,11 @@ def to_outcome(value: Any) -> Outcome:
         return Outcome(None, NO_REWARD)
     try:
         number = float(value) if not isinstance(value, str | bytes) else None
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # the value's own code: a tensor of two numbers raises a RuntimeError
         number = None
     if number is None:
         return Outcome(None, f"{NOT_A_NUMBER}: {type(value).__name__}")
-    return Outcome(number) if math.isfinite(number) else Outcome(None, NON_FINITE)
+    return Outcome(number) if abs(number) <= LARGEST else Outcome(None, NON_FINITE)
 
 
 async def _number(function: Callable[..., Awaitable[Any]], episode: Episode, deadline: float) -> Outcome:
@@ -183,11 +188,14 @@ async def _guarded(function: Callable[..., Awaitable[Any]], given: Any, deadline
     with anyio.CancelScope(deadline=deadline):
         try:
             return await function(given), None
-        except (Exception, SystemExit) as error:  # a grader's failure is a value, and this is where it becomes one
+        except BaseException as error:  # a grader's failure is a value, and this is where it becomes one
+            if not is_failure(error):
+                raise
             import structlog  # here, because it takes 0.2 s and `import agentrt` must not
 
-            structlog.get_logger(__name__).info("reward_raised", function=function.__qualname__, exc_info=True)
-            return None, f"reward_raised: {type(error).__name__}: {error}"
+            stack = text_of("".join(traceback.format_exception(error)))
+            structlog.get_logger(__name__).info("reward_raised", function=function.__qualname__, exception=stack)
+            return None, f"reward_raised: {type(error).__name__}: {text_of(error)}"
     return None, TIMED_OUT
 
 

@@ -85,7 +85,8 @@ def group_record(task_id: str, rewards: Sequence[float | None]) -> GroupRecord:
 def advantages(rewards: Sequence[float | None]) -> list[float | None]:
     """The normalised advantage of each member; None for one without a reward."""
     valid = [reward for reward in rewards if reward is not None]
-    if not valid or min(valid) == max(valid):
+    deviation = statistics.pstdev(valid) if valid else 0.0
+    if not deviation:  # all are equal, or as good as that
         return [None if reward is None else 0.0 for reward in rewards]
-    mean, deviation = statistics.fmean(valid), statistics.pstdev(valid)
+    mean = statistics.fmean(valid)
     return [None if reward is None else (reward - mean) / deviation for reward in rewards]

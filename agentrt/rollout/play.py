@@ -5,8 +5,9 @@
 
 Whatever ends the rollout ends it here. A limit or the environment's word raises `EpisodeEnd`, which no `except
 Exception` of the environment holds up; an exception of the environment, the engine or the sandbox becomes the record's
-`error`, the one place where that happens (so does `SystemExit`: what one episode runs does not end the others);
-cancellation from outside passes. What was sampled is in the record in every case.
+`error`, the one place where that happens (of whatever class: what one episode runs does not end the others; only a
+`SystemExit` in a task that the environment started ends asyncio's loop); cancellation from outside passes. What was
+sampled is in the record in every case.
 """
 
 import math
@@ -19,8 +20,8 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import EnvironmentFailure, EpisodeError, SandboxFailure, attributed_to
-from agentrt.core.records import EpisodeRecord, Failure, StopReason
+from agentrt.core.errors import EnvironmentFailure, EpisodeError, SandboxFailure, attributed_to, is_failure
+from agentrt.core.records import EpisodeRecord, Failure, StopReason, text_of
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
 from agentrt.rollout.calls import ToolRunner
@@ -135,14 +136,12 @@ async def _roll_out(episode: Episode) -> Failure | None:
                 raise
     except EpisodeEnd:
         pass
-    except BaseExceptionGroup as group:
-        rest = group.split(EpisodeEnd)[1]
-        if rest is not None and not isinstance(rest, ExceptionGroup):
+    except BaseException as error:  # the one place where an episode's failure becomes a value
+        rest = error.split(EpisodeEnd)[1] if isinstance(error, BaseExceptionGroup) else error
+        if rest is not None and not is_failure(rest):
             raise
         if rest is not None:
             return failure_of(rest)
-    except (Exception, SystemExit) as error:  # the one place where an episode's failure becomes a value
-        return failure_of(error)
     if wall.cancelled_caught:
         episode.stop_reason = episode.stop_reason or StopReason.WALL_TIME
     return None
@@ -157,16 +156,10 @@ async def _program(episode: Episode) -> None:
         episode.stop_reason = cut_by or StopReason.COMPLETED
 
 
-def failure_of(error: Exception | SystemExit) -> Failure:
+def failure_of(error: BaseException) -> Failure:
     """Whose failure it was and what was raised; of a group its first, with the traceback of all."""
     stack = "".join(traceback.format_exception(error))
-    while isinstance(error, ExceptionGroup):
+    while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     boundary = error.boundary if isinstance(error, EpisodeError) else EnvironmentFailure.boundary
-    return Failure(
-        boundary=boundary, type=type(error).__name__, message=_unicode(str(error)), traceback=_unicode(stack)
-    )  # fmt: skip
-
-
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", errors="replace").decode()
+    return Failure(boundary=boundary, type=type(error).__name__, message=text_of(error), traceback=text_of(stack))

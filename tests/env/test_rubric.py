@@ -1,5 +1,6 @@
 """Rewards: what counts, what is null and why."""
 
+import asyncio
 import math
 from collections.abc import Sequence
 from decimal import Decimal
@@ -16,6 +17,13 @@ from agentrt.env.rubric import Outcome, Scores, to_outcome
 
 pytestmark = pytest.mark.anyio
 EPISODE = cast(Episode, None)
+
+
+class Tensor:
+    """One of two numbers, as torch has it."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("a Tensor with 2 elements cannot be converted to Scalar")
 
 
 class Graded:
@@ -76,6 +84,41 @@ async def test_a_grader_that_exits_gives_no_reward() -> None:
     assert (scores.reward, scores.reason) == (None, "reward_raised: SystemExit: the model's code said exit()")
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_grader_that_awaits_what_was_cancelled_gives_no_reward() -> None:
+    class Leaks:
+        @reward
+        async def first(self, episode: Any) -> float:
+            ended = asyncio.ensure_future(asyncio.sleep(60))
+            ended.cancel()
+            await ended
+            return 1.0
+
+    scores = await Rubric(Leaks()).score(EPISODE)
+    assert (scores.reward, scores.reason) == (None, "reward_raised: CancelledError: ")
+
+
+async def test_the_reason_is_text() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    class Odd:
+        @reward
+        async def first(self, episode: Any) -> float:
+            raise ValueError("half \ud800")
+
+        @reward
+        async def second(self, episode: Any) -> float:
+            raise Mute
+
+    scores = await Rubric(Odd()).score(EPISODE)
+    assert scores.reasons == {
+        "first": "reward_raised: ValueError: half ?",
+        "second": "reward_raised: Mute: Mute, whose text cannot be had: RuntimeError",
+    }
+
+
 async def test_a_subclass_may_redefine_or_unmark() -> None:
     class Redefined(Graded):
         async def first(self, episode: Any) -> float:
@@ -100,6 +143,9 @@ async def test_no_reward_function_is_no_reward() -> None:
         (None, Outcome(None, "no_reward")),
         (math.nan, Outcome(None, "non_finite_reward")),
         (-math.inf, Outcome(None, "non_finite_reward")),
+        (np.finfo(np.float32).min, Outcome(float(np.finfo(np.float32).min))),
+        (3.5e38, Outcome(None, "non_finite_reward")),
+        (Tensor(), Outcome(None, "reward_is_no_number: Tensor")),
         (10**400, Outcome(None, "reward_is_no_number: int")),
         ("0.5", Outcome(None, "reward_is_no_number: str")),
         ([1.0], Outcome(None, "reward_is_no_number: list")),
@@ -112,7 +158,7 @@ def test_c51_what_a_function_returns(value: Any, outcome: Outcome) -> None:
 
 def test_a_sum_that_overflows_is_null() -> None:
     scores = Scores()
-    scores.add("a", Outcome(1e308), 10.0)
+    scores.add("a", Outcome(1e38), 10.0)
     assert (scores.reward, scores.reason) == (None, "non_finite_reward")
 
 

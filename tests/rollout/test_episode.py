@@ -1,5 +1,6 @@
 """One episode against a scripted engine: what ends it, what it leaves, whose failure it was."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from agentrt.core import seeds
 from agentrt.core.records import EpisodeRecord, Rewrite, decode, encode, joined
 from agentrt.env.chat.message import Turn
 from agentrt.env.environment import Agent, Episode
+from agentrt.rollout.episode import EpisodeEnd
 from agentrt.rollout.play import run_episode
 from agentrt.testing import (
     Answer,
@@ -257,14 +259,63 @@ async def test_what_would_make_a_record_that_cannot_be_read_is_refused(does: Any
     assert decode(encode(record), EpisodeRecord) == record
 
 
-async def test_an_environment_that_exits_ends_its_own_episode() -> None:
-    class Exits(Plain):
-        async def rollout(self, task: Task, agent: Agent) -> None:
-            raise SystemExit(3)
+class Panic(BaseException):
+    """As Rust libraries raise it."""
 
-    record = await run_episode(stage(Exits(), ScriptedEngine([])), TASK)
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (SystemExit(3), "SystemExit", "3"),
+        (Panic("index out of bounds"), "Panic", "index out of bounds"),
+        (BaseExceptionGroup("both", [EpisodeEnd(), Panic("one")]), "Panic", "one"),
+        (ValueError("half \ud800"), "ValueError", "half ?"),
+        (Mute(), "Mute", "Mute, whose text cannot be had: RuntimeError"),
+    ],
+)
+async def test_whatever_an_environment_raises_ends_its_own_episode(
+    error: BaseException, kind: str, message: str
+) -> None:
+    class Raises(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await agent.sample()
+            raise error
+
+    record = await run_episode(stage(Raises(), ScriptedEngine([said("one")])), TASK)
     assert record.error is not None
-    assert (record.status, record.error.boundary, record.error.type) == ("error", "environment", "SystemExit")
+    assert (record.status, record.error.boundary, record.error.type) == ("error", "environment", kind)
+    assert (record.error.message, sampled(record)) == (message, 4)
+    assert decode(encode(record), EpisodeRecord) == record
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancellation_that_nobody_asked_for_is_a_failure() -> None:
+    """An await for a task that the environment, or a library of its, has ended; it must not pass for the run's own end."""
+
+    class Leaks(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            ended = asyncio.ensure_future(asyncio.sleep(60))
+            ended.cancel()
+            await ended
+
+    record = await run_episode(stage(Leaks(), ScriptedEngine([])), TASK)
+    assert record.error is not None
+    assert (record.status, record.error.boundary, record.error.type) == ("error", "environment", "CancelledError")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_asyncios_own_cancellation_passes() -> None:
+    class Waits(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await anyio.sleep_forever()
+
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(run_episode(stage(Waits(), ScriptedEngine([])), TASK), 0.05)
 
 
 async def test_a_stop_reason_may_be_spelt() -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agentrt.env.rubric import LARGEST
 from agentrt.rollout.group import group_record
 
 
@@ -20,12 +21,17 @@ def test_c22_null_members_count_for_nothing() -> None:
         ([0.7], [0.0]),
         ([None, 0.7, None], [None, 0.0, None]),
         ([0.1, 0.1, 0.1], [0.0, 0.0, 0.0]),
+        ([0.0, 5e-324], [0.0, 0.0]),
         ([None, None], [None, None]),
         ([], []),
     ],
 )
 def test_c22_no_spread_is_no_advantage_and_no_nan(rewards: list[float | None], advantages: list[float | None]) -> None:
     assert group_record("t", rewards).advantages == advantages
+
+
+def test_the_largest_rewards_have_advantages() -> None:
+    assert group_record("t", [LARGEST, LARGEST, -LARGEST]).advantages == pytest.approx([0.5**0.5, 0.5**0.5, -(2**0.5)])
 
 
 def test_c22_a_group_without_valid_members_has_failed() -> None:
