@@ -22,6 +22,9 @@ class Task(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not isinstance(self.id, str):
             raise TypeError(f"Task.id must be a string, not the {type(self.id).__name__} {self.id!r}")
+        self.id.encode()  # half a character is in no record
+        if not isinstance(self.messages, (tuple, list)):  # an iterator would be empty for the second of a group
+            raise TypeError(f"Task.messages must be a tuple, not a {type(self.messages).__name__}")
         try:
             check(self.files)
         except ValueError as error:

@@ -38,7 +38,7 @@ class Agent:
         self, episode: "Episode", name: str, session: Session, messages: tuple[Message, ...], runner: ToolRunner
     ) -> None:
         self.episode, self.name, self._session, self._runner = episode, name, session, runner
-        self.messages: list[Message] = []
+        self.messages: tuple[Message, ...] = ()
         self.last_turn: Turn | None = None
         self._turns: list[TurnRecord] = []
         self._num_samples = 0
@@ -119,7 +119,7 @@ class Agent:
 
     def fork(self, name: str) -> "Agent":
         """See `agentrt.env.environment.Agent.fork`."""
-        agent = self.episode.opened(name, self._session.fork(), tuple(self.messages), self._runner.fork())
+        agent = self.episode.opened(name, self._session.fork(), self.messages, self._runner.fork())
         agent._fork, agent._is_opened = Fork(self.name, len(self.tokens)), self._is_opened
         agent.last_turn = self.last_turn
         return agent
@@ -143,8 +143,8 @@ class Agent:
         for message in messages:
             if not isinstance(message, Message):
                 raise TypeError(f"a message is a Message(role, content), not a {type(message).__name__}")
-            message.content.encode()  # text that is no Unicode ends here, before it is in any record
-        self.messages.extend(messages)
+            msgspec.json.encode(message)  # what cannot be stored ends here, before it is in a record
+        self.messages = (*self.messages, *messages)
 
     def _render(self, messages: tuple[Message, ...]) -> Sequence[int]:
         setup, tokens = self.episode.setup, self.tokens
@@ -185,7 +185,7 @@ class Agent:
         parsed = setup.renderer.parse(completion.token_ids, completion.finish_reason, setup.environment.tools)
         cut_by = self.episode.budget.cut_by(granted) if parsed.is_cut else None
         turn = msgspec.structs.replace(parsed, start=record.start, end=record.end, cut_by=cut_by)
-        self.messages.append(turn.message)
+        self.messages = (*self.messages, turn.message)
         self.last_turn = turn
         self.episode.note_turn(turn)
         self.episode.timing.add(completion)

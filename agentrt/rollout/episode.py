@@ -70,7 +70,7 @@ class Episode:
         self._adopted: list[BranchRecord] = []
         self._calls: list[CallRecord] = []
         self._given: float | None = None
-        self._seen: set[tuple[str, bytes]] = set()
+        self._seen: set[bytes] = set()
         """The calls made so far."""
         self._sessions = ExitStack()
         self._is_over = False
@@ -122,7 +122,7 @@ class Episode:
         if len(self.main.tokens):
             raise ValueError("the main agent has sampled; a program's turns cannot be put in the place of its own")
         self._adopted = list(branches)
-        self.main.messages[:], self.main.last_turn = messages, last_turn
+        self.main.messages, self.main.last_turn = tuple(messages), last_turn
 
     @property
     def calls(self) -> Sequence[CallRecord]:
@@ -193,13 +193,14 @@ class Episode:
 
     def note_calls(self, records: Sequence[CallRecord]) -> None:
         """Keep a turn's call records, and judge whether the turn was progress."""
-        keys = [(record.name, msgspec.json.encode(record.arguments, order="sorted")) for record in records]
+        keys = [msgspec.json.encode((record.name, record.arguments), order="sorted") for record in records]
         has_progress = any(
             record.outcome == OK and key not in self._seen for record, key in zip(records, keys, strict=True)
         )
         self._seen.update(keys)
         self._calls.extend(records)
-        self.budget.judge(has_progress=has_progress)
+        if records:
+            self.budget.judge(has_progress=has_progress)
 
     def hints(self) -> SessionHints:
         """What the engine may know of this episode now."""

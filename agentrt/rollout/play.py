@@ -50,7 +50,7 @@ class Finished:
         reason = episode.stop_reason or StopReason.ERROR
         failed = self.failure is not None
         outcomes = {name: to_outcome(value) for name, value in (episode.metrics | scores.metrics).items()}
-        metrics = {name: outcome.score for name, outcome in outcomes.items() if outcome.score is not None}
+        metrics = {text_of(name): outcome.score for name, outcome in outcomes.items() if outcome.score is not None}
         return EpisodeRecord(
             task_id=episode.task.id,
             member=self.member,

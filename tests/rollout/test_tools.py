@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
 from agentrt import Environment, Limits, Message, StopReason, Task, reward, tool
-from agentrt.core.records import EpisodeRecord, encode
+from agentrt.core.records import EpisodeRecord, decode, encode
 from agentrt.env.chat.message import ToolCall
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.play import run_episode
@@ -191,12 +191,59 @@ async def test_a_reward_cannot_go_on_with_the_episode() -> None:
     assert (len(engine.requests), engine.num_sessions) == (1, 0)
 
 
-async def test_text_that_is_no_unicode_ends_the_episode_and_not_the_run() -> None:
+@pytest.mark.parametrize(
+    ("does", "error"),
+    [
+        (lambda agent: agent.sample(Message("user", "half \ud800")), "UnicodeEncodeError"),
+        (lambda agent: agent.sample(Message("tool", "x", name="half \ud800")), "UnicodeEncodeError"),
+        (lambda agent: agent.sample(Message("assistant", "x", calls=(ToolCall("f", {"a": object()}),))), "TypeError"),
+        (lambda agent: agent.call(ToolCall("half \ud800")), "UnicodeEncodeError"),
+        (lambda agent: agent.call(ToolCall("f", {"a": object()})), "TypeError"),
+    ],
+)
+async def test_what_cannot_be_stored_ends_the_episode_and_not_the_run(does: Any, error: str) -> None:
     class Odd(WithTool):
         async def rollout(self, task: Task, agent: Agent) -> None:
-            await agent.sample(Message("user", "half \ud800"))
+            await does(agent)
 
     record = await run_episode(stage(Odd(), ScriptedEngine([said("x")])), TASK)
     assert record.error is not None
-    assert (record.status, record.error.type) == ("error", "UnicodeEncodeError")
+    assert (record.status, record.error.type) == ("error", error)
     assert [message["content"] for message in record.messages] == ["q"]
+    assert decode(encode(record), EpisodeRecord) == record
+
+
+async def test_the_name_of_a_metric_is_text() -> None:
+    class Odd(WithTool):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            names = cast(dict[Any, float], agent.episode.metrics)
+            names |= {"half \ud800": 1.0, ("a", 2): 2.0, "none": float("nan")}
+
+    record = await run_episode(stage(Odd(), ScriptedEngine([])), TASK)
+    assert record.metrics == {"turns": 0.0, "tool_calls": 0.0, "half ?": 1.0, "('a', 2)": 2.0}
+
+
+async def test_turns_without_calls_are_not_idle_though_the_environment_runs_none() -> None:
+    class Talking(WithTool):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            turn = await agent.sample()
+            for _ in range(3):
+                assert await agent.call(*turn.calls) == []
+                turn = await agent.sample(Message("user", "go on"))
+
+    record = await run_episode(stage(Talking(), ScriptedEngine([said("x")] * 4), limits=Limits(max_idle_turns=2)), TASK)
+    assert (record.stop_reason, len(record.branches[0].turns)) == (StopReason.COMPLETED, 4)
+
+
+async def test_what_was_said_cannot_be_written_over() -> None:
+    """It would be in the record and not in the ids."""
+
+    class Writing(WithTool):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await agent.sample()
+            cast(list[Message], agent.messages).append(Message("user", "unheard"))
+
+    record = await run_episode(stage(Writing(), ScriptedEngine([said("x")])), TASK)
+    assert record.error is not None
+    assert record.error.type == "AttributeError"
+    assert [message["content"] for message in record.messages] == ["q", "x"]
