@@ -6,6 +6,7 @@ record is one `write`, so a crash leaves at most one torn line, and only at the 
 """
 
 import fcntl
+import math
 import os
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
@@ -389,6 +390,8 @@ def _to_builtin(value: Any) -> Any:
 def _from_builtin(kind: type, value: Any) -> Any:
     if kind in (Ids, Mask, Floats):
         try:
+            if kind is Floats and None in value:  # that is how JSON spells what is not finite
+                value = [math.nan if item is None else item for item in value]
             return kind(value)
         except OverflowError as error:
             raise ValueError(str(error)) from error

@@ -174,11 +174,9 @@ class Agent:
 
     def _taken(self, completion: Completion, granted: int) -> Turn:
         """Note a completion and read it as a turn."""
-        if completion.finish_reason == "abort":
+        if wrong := _wrong_with(completion):
             self._keep_partial(completion.context_tokens)
-            raise EngineFailure("the engine aborted a turn")
-        if not math.isfinite(sum(completion.logprobs)):
-            raise EngineFailure("the engine gave a sampled token a logprob that is not finite")
+            raise EngineFailure(wrong)
         record = turn_record(completion)
         self._turns.append(record)
         setup = self.episode.setup
@@ -202,3 +200,11 @@ class Agent:
         if end > context:
             seed = seeds.derive(self._session.seed, "turn", self._num_samples - 1)
             self._turns.append(TurnRecord(start=context, end=end, seed=seed, finish_reason="abort"))
+
+
+def _wrong_with(completion: Completion) -> str:
+    """Why a completion is no turn; empty if it is one."""
+    if completion.finish_reason == "abort":
+        return "the engine aborted a turn"
+    is_finite = math.isfinite(sum(completion.logprobs))
+    return "" if is_finite else "the engine gave a sampled token a logprob that is not finite"

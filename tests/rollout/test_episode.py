@@ -10,6 +10,7 @@ import pytest
 from agentrt import Environment, Limits, Message, StopReason, Task, metric, reward
 from agentrt.core import seeds
 from agentrt.core.records import EpisodeRecord, Rewrite, decode, encode, joined
+from agentrt.core.tokens import Floats
 from agentrt.env.chat.message import Turn
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.episode import EpisodeEnd
@@ -227,6 +228,22 @@ async def test_an_engine_failure_is_the_engines() -> None:
     assert record.error is not None
     assert (record.status, record.error.boundary, record.error.type) == ("error", "engine", "EngineFailure")
     assert (record.reward, record.reward_reason, record.stop_reason) == (None, "episode_failed", StopReason.ERROR)
+
+
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf")])
+async def test_a_logprob_that_is_not_finite_fails_its_episode_and_the_file_can_be_read(logprob: float) -> None:
+    answer = Answer(said("yes"), logprobs=[-0.1, logprob, -0.3, -0.4])
+    record = await run_episode(stage(Plain(), ScriptedEngine([answer])), TASK)
+    assert record.error is not None
+    assert (record.error.boundary, record.error.message) == (
+        "engine", "the engine gave a sampled token a logprob that is not finite"
+    )  # fmt: skip
+    (branch,) = decode(encode(record), EpisodeRecord).branches
+    assert (branch.token_ids, branch.mask, branch.turns) == (
+        record.branches[0].token_ids, record.branches[0].mask, record.branches[0].turns
+    )  # fmt: skip
+    assert [turn.finish_reason for turn in branch.turns] == ["abort"]
+    assert [str(one) for one in branch.logprobs[-4:]] == [str(one) for one in Floats([-0.1, float("nan"), -0.3, -0.4])]
 
 
 def unread(words: Any) -> Any:
