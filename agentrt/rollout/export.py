@@ -2,7 +2,8 @@
 
 The arrays of a row are parallel and whole: a forked branch has the ids that it shares with its origin before its own.
 Those are context there, not sampled again: their mask is 0, so that no token is trained on twice. Messages are those of
-the main branch; the ids of the others are all there is of them.
+the main branch; the ids of the others are all there is of them. An advantage is over the good records of the group, once
+it has ended: where a task was rolled out again and again, these are not those of any one line of `groups.jsonl`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,8 @@ from agentrt.core.errors import RecordError, UsageError
 from agentrt.core.records import BranchRecord, EpisodeRecord
 from agentrt.rollout.batch import row_of
 from agentrt.rollout.episode import MAIN
+from agentrt.rollout.group import advantages
+from agentrt.rollout.resume import Ledger
 from agentrt.rollout.sink import RunFolder
 
 ROWS_A_BATCH = 256
@@ -24,15 +27,15 @@ ROWS_A_BATCH = 256
 
 def rows(folder: RunFolder, *, with_failures: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of the good record of each episode; with failures, of every attempt. Holds one record at a time."""
-    good = dict[tuple[str, int], int]()
+    good = Ledger(folder.trajectories())
+    of_groups = {
+        task_id: advantages([good.seen(task_id, member).reward for member in range(members)])
+        for task_id, members in {group.task_id: group.members for group in folder.groups()}.items()
+    }
     for record in folder.trajectories():
-        if record.status == "ok":
-            good[record.key] = max(record.attempt, good.get(record.key, record.attempt))
-    advantages = {group.task_id: group.advantages for group in folder.groups()}
-    for record in folder.trajectories():
-        is_good = good.get(record.key) == record.attempt
+        is_good = good.seen(*record.key).good_attempt == record.attempt
         if is_good or with_failures:
-            given = advantages.get(record.task_id, [])
+            given = of_groups.get(record.task_id, [])
             advantage = given[record.member] if is_good and record.member < len(given) else None
             for branch in record.branches:
                 yield _row(record, branch, advantage)

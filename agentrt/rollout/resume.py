@@ -28,7 +28,7 @@ class GroupPlan(NamedTuple):
     rewards: list[float | None]
 
 
-class _Seen:
+class Seen:
     """What the file says of one episode."""
 
     __slots__ = ("good_attempt", "last_attempt", "reward")
@@ -36,22 +36,27 @@ class _Seen:
     def __init__(self) -> None:
         self.last_attempt = self.good_attempt = -1
         self.reward: float | None = None
+        """Of the good attempt."""
 
 
 class Ledger:
     """What the file says of each episode: attempts, the good one, its reward. Holds no tokens."""
 
     def __init__(self, records: Iterable[EpisodeRecord] = ()) -> None:
-        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._seen: dict[tuple[str, int], Seen] = {}
         for record in records:
             self.add(record)
 
     def add(self, record: EpisodeRecord) -> None:
         """Note one record."""
-        seen = self._seen.setdefault(record.key, _Seen())
+        seen = self._seen.setdefault(record.key, Seen())
         seen.last_attempt = max(seen.last_attempt, record.attempt)
         if record.status == "ok" and record.attempt > seen.good_attempt:
             seen.good_attempt, seen.reward = record.attempt, record.reward
+
+    def seen(self, task_id: str, member: int) -> Seen:
+        """What there is of one episode; both attempts are -1 if there is nothing."""
+        return self._seen.get((task_id, member), Seen())
 
     def left(self, tasks: Iterable[Task], group_size: int, *, as_group: bool) -> list[GroupPlan]:
         """The groups with something left to run, in task order. `as_group`: the tasks have group rewards."""
@@ -60,7 +65,7 @@ class Ledger:
 
     def again(self, task: Task, group_size: int) -> GroupPlan:
         """The whole group of a task, once more if it was there: an attempt after all seen, or planned by this, so far."""
-        seen = [self._seen.setdefault((task.id, member), _Seen()) for member in range(group_size)]
+        seen = [self._seen.setdefault((task.id, member), Seen()) for member in range(group_size)]
         attempt = max(one.last_attempt for one in seen) + 1
         for one in seen:
             one.last_attempt = attempt
@@ -72,7 +77,7 @@ class Ledger:
         return [group_record(plan.task.id, plan.rewards) for plan in plans if not plan.members]
 
     def _plan(self, task: Task, group_size: int, as_group: bool) -> GroupPlan:
-        seen = [self._seen.get((task.id, member), _Seen()) for member in range(group_size)]
+        seen = [self.seen(task.id, member) for member in range(group_size)]
         if not as_group:
             members = [Member(n, one.last_attempt + 1) for n, one in enumerate(seen) if one.good_attempt < 0]
         elif _is_whole(seen):
@@ -84,6 +89,6 @@ class Ledger:
         return GroupPlan(task, members, [None if n in again else one.reward for n, one in enumerate(seen)])
 
 
-def _is_whole(seen: Sequence[_Seen]) -> bool:
+def _is_whole(seen: Sequence[Seen]) -> bool:
     """All members have a good record, and of one attempt."""
     return seen[0].good_attempt >= 0 and len({one.good_attempt for one in seen}) == 1

@@ -15,7 +15,6 @@ from agentrt.core.records import (
     EpisodeRecord,
     Failure,
     Fork,
-    GroupRecord,
     Score,
     StopReason,
     TurnRecord,
@@ -23,6 +22,7 @@ from agentrt.core.records import (
 from agentrt.core.spec import RunSpec
 from agentrt.core.tokens import Floats, Ids, Mask
 from agentrt.rollout.export import to_parquet
+from agentrt.rollout.group import group_record
 from agentrt.rollout.sink import RunFolder
 
 
@@ -54,9 +54,9 @@ def folder(tmp_path: Path) -> Path:
     forked = [branch("main", [0, 1, 1]), branch("critic", [0, 1], Fork("main", 2))]
     with RunFolder.create(tmp_path / "run", RunSpec(environment="x"), {}) as run:
         run.write(record("a", 0, 0, **FAILED))
-        run.write(record("a", 1, 0, branches=forked))
+        run.write(record("a", 1, 0, branches=forked, reward=0.0))
         run.write(record("a", 0, 1))
-        run.write_group(GroupRecord(task_id="a", members=2, valid=2, rewards=[0.5, 0.5], advantages=[0.25, -0.25]))
+        run.write_group(group_record("a", [0.5, 0.0]))
     return tmp_path / "run"
 
 
@@ -78,7 +78,7 @@ def test_the_good_record_of_each_episode_one_row_a_branch(folder: Path) -> None:
         (0, 1, "main"),
     ]
     _, critic, first = rows
-    assert first["advantage"] == 0.25
+    assert first["advantage"] == 1.0
     assert first["token_ids"] == [0, 1, 2]
     assert first["mask"] == [0, 1, 1]
     assert first["seed"] == first["turns"][0]["seed"] == 2**62
@@ -92,7 +92,7 @@ def test_the_good_record_of_each_episode_one_row_a_branch(folder: Path) -> None:
     assert critic["mask"] == [0, 0, 0, 1]
     assert critic["versions"] == [-1, -1, -1, 0]
     assert critic["logprobs"][:3] == [0.0, 0.0, 0.0]
-    assert (critic["advantage"], critic["messages"]) == (-0.25, [])
+    assert (critic["advantage"], critic["messages"]) == (-1.0, [])
 
 
 def test_failures_are_there_when_asked_for(folder: Path) -> None:
@@ -118,9 +118,19 @@ def test_what_cannot_be_exported(folder: Path, tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_good_record_is_the_highest_attempt_wherever_it_stands(tmp_path: Path) -> None:
-    """A trainer's attempts run side by side, so a later one may be written first."""
+    """A trainer's attempts run side by side, so a later one may be written first; its advantages are those of its rewards."""
     with RunFolder.create(tmp_path / "run", RunSpec(environment="x"), {}) as run:
-        for attempt in (1, 0):
-            run.write(record("a", 0, attempt))
+        for attempt, rewards in ((1, [5.0, 3.0]), (0, [0.0, 1.0])):
+            for member, reward in enumerate(rewards):
+                run.write(record("a", member, attempt, reward=reward))
+            run.write_group(group_record("a", rewards))
     to_parquet(tmp_path / "run", tmp_path / "rows.parquet")
-    assert pq.read_table(tmp_path / "rows.parquet")["attempt"].to_pylist() == [1]
+    rows = pq.read_table(tmp_path / "rows.parquet").to_pylist()
+    assert [(row["attempt"], row["reward"], row["advantage"]) for row in rows] == [(1, 5.0, 1.0), (1, 3.0, -1.0)]
+
+
+def test_a_group_that_has_not_ended_has_no_advantages(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", RunSpec(environment="x"), {}) as run:
+        run.write(record("a", 0, 0))
+    to_parquet(tmp_path / "run", tmp_path / "rows.parquet")
+    assert pq.read_table(tmp_path / "rows.parquet")["advantage"].to_pylist() == [None]
