@@ -111,9 +111,12 @@ class _Progress:
 
 
 def _rendered(outcome: "Outcome", target: Path) -> Table:
+    from agentrt.engine.speculate.offline import LONGEST  # here, because it imports torch
+
+    cut = f"; of {outcome.num_cut} the first {LONGEST} ids were read" if outcome.num_cut else ""
     table = Table(
         box=None, padding=(0, 2, 0, 0), title_justify="left",
-        title=f"{target}: {outcome.texts} trajectories, {outcome.steps} steps, {outcome.seconds:.0f} s; "
+        title=f"{target}: {outcome.texts} trajectories{cut}, {outcome.steps} steps, {outcome.seconds:.0f} s; "
         f"on {outcome.held_out} that were kept out, a drafted id can stand",
     )  # fmt: skip
     for name in ("depth", "before", "after"):

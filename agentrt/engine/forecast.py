@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from agentrt.engine import occupancy
 
-IntArray = NDArray[np.int64]
+Int64Array = NDArray[np.int64]
 
 
 class Growth(NamedTuple):
@@ -28,7 +28,7 @@ class Growth(NamedTuple):
     delay: int = 0
 
 
-def growths_of(growths: Iterable[Growth]) -> IntArray:
+def growths_of(growths: Iterable[Growth]) -> Int64Array:
     """As an array: a row for each."""
     return np.fromiter(chain.from_iterable(growths), np.int64).reshape(-1, 3)
 
@@ -44,7 +44,7 @@ class Forecast:
     """
 
     def __init__(
-        self, crew_S3: IntArray, others: Sequence[Growth], returning: Sequence[Growth], page_size: int
+        self, crew_S3: Int64Array, others: Sequence[Growth], returning: Sequence[Growth], page_size: int
     ) -> None:
         self._num_running, self._page_size = len(crew_S3) + len(others), page_size
         self._delays = [one.delay for one in returning]
@@ -65,8 +65,8 @@ class Forecast:
         return int(occupancy.peak(self._growths_S3, self._at_ends, self._num_running, back, tuple(newcomer), size))
 
     @cached_property
-    def _at_ends(self) -> IntArray:
-        pages_SB: IntArray = occupancy.at_ends(self._growths_S3, self._num_running, self._page_size)
+    def _at_ends(self) -> Int64Array:
+        pages_SB: Int64Array = occupancy.at_ends(self._growths_S3, self._num_running, self._page_size)
         return pages_SB
 
 
@@ -105,7 +105,7 @@ class Recent:
         return self._answers[asked]
 
     @property
-    def in_order(self) -> IntArray:
+    def in_order(self) -> Int64Array:
         """The numbers in order, if enough are known, else none."""
         return np.frombuffer(self._sorted, np.int64) if len(self._sorted) >= ENOUGH else np.empty(0, np.int64)
 
@@ -131,9 +131,9 @@ class Lengths:
             left = self._left[sampled, max_tokens] = limit if length is None else min(length - sampled, limit)
         return left
 
-    def growths(self, counts_4N: IntArray, count: int, step: int, reserve_after: int) -> IntArray:
+    def growths(self, counts_4N: Int64Array, count: int, step: int, reserve_after: int) -> Int64Array:
         """`left` of many, as a row of a `Growth` for each; see `occupancy.growths`."""
-        growths_S3: IntArray = occupancy.growths(counts_4N, count, step, self._recent.in_order, LONG, reserve_after)
+        growths_S3: Int64Array = occupancy.growths(counts_4N, count, step, self._recent.in_order, LONG, reserve_after)
         return growths_S3
 
 

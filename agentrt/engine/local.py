@@ -21,6 +21,7 @@ from agentrt.engine.service import EngineService
 from agentrt.engine.speculate.drafter import Drafter, DraftModel
 from agentrt.engine.speculate.load import load_draft
 from agentrt.engine.step import EngineCore
+from agentrt_kernels.quantized.reference import SCALE_SIZE
 
 STAGED_COPIES = 2
 """Of the weights, while new ones are staged: as they came, and as the decoder has them."""
@@ -102,7 +103,7 @@ def _loaded(folder: Path, spec: EngineSpec, ops: OpsName | None = None) -> Loade
         if precision != FULL:
             raise UsageError(f"engine.weights and engine.kv must be auto: {error}") from error
         return load_foreign(folder, device, str(error), ops)
-    return load_model(folder, device, ops, _checked_precision(folder.name, config, precision, spec.device))
+    return load_model(folder, device, ops, _checked_precision(folder.name, config, precision, spec))
 
 
 def _draft(loaded: LoadedModel | Foreign, spec: EngineSpec) -> DraftModel:
@@ -111,12 +112,16 @@ def _draft(loaded: LoadedModel | Foreign, spec: EngineSpec) -> DraftModel:
     raise UsageError("engine.draft needs a model that our own decoder runs; leave it out: drafts from text go with any")
 
 
-def _checked_precision(name: str, config: ModelConfig, chosen: Precision, device: str) -> Precision:
+def _checked_precision(name: str, config: ModelConfig, chosen: Precision, spec: EngineSpec) -> Precision:
     """What is asked for, if the device and the model of this name can."""
-    if chosen != FULL and torch.device(device).type != "cpu":
-        raise UsageError(f"engine.weights and engine.kv are for the CPU; leave them out for engine.device {device!r}")
+    if chosen != FULL and torch.device(spec.device).type != "cpu":
+        raise UsageError(
+            f"engine.weights and engine.kv are for the CPU; leave them out for engine.device {spec.device!r}"
+        )
     if chosen.has_int8 and (config.sparse or config.latent):
         raise UsageError(f"engine.weights and engine.kv: {name} has experts or latent attention, which int8 is not for")
+    if chosen.kv == "int8" and spec.page_size * config.num_kv_heads * config.head_dim % SCALE_SIZE:
+        raise UsageError(f"engine.kv=int8 needs an engine.page_size that is a multiple of {SCALE_SIZE} for {name}")
     return chosen
 
 

@@ -9,7 +9,7 @@ from collections.abc import KeysView, ValuesView
 
 import numpy as np
 
-from agentrt.engine.forecast import IntArray, Lengths
+from agentrt.engine.forecast import Int64Array, Lengths
 from agentrt.engine.sequence import Sequence
 
 ROWS = 64
@@ -53,7 +53,7 @@ class Roster:
     def members(self) -> ValuesView[Member]:
         return self._members.values()
 
-    def growths(self, lengths: Lengths, reserve_after: int) -> IntArray:
+    def growths(self, lengths: Lengths, reserve_after: int) -> Int64Array:
         """What will become of each: a row as of `forecast.growths_of`."""
         return lengths.growths(self._counts_4N, len(self._by_row), self.step, reserve_after)
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import ceil, sqrt
 from typing import NamedTuple
 
-from agentrt.engine.forecast import NO_GROWTHS, Forecast, Growth, IntArray
+from agentrt.engine.forecast import NO_GROWTHS, Forecast, Growth, Int64Array
 
 
 class Demand(NamedTuple):
@@ -46,7 +46,7 @@ class Crew(NamedTuple):
     """Rows of their drafts, beside theirs."""
     draft_pages: int = 0
     """Further pages that those need."""
-    growths: Callable[[], IntArray] = lambda: NO_GROWTHS
+    growths: Callable[[], Int64Array] = lambda: NO_GROWTHS
     """What will become of them, a row for each. Asked only for the sake of those who wait."""
 
 
@@ -188,7 +188,7 @@ def _admit(
     refused: tuple[int, int] | None = None
     together = list(running)
     forecast: _Forecast | None = None
-    crew_S3: IntArray | None = None
+    crew_S3: Int64Array | None = None
     in_prefill = {demand.group for demand in running if demand.missing > 1}
     for demand in line:
         if left.rows <= 0 or crew.rows + len(together) >= left.sequences:
@@ -221,7 +221,7 @@ class _Forecast:
     """What a newcomer would lack beside those that run and those that will be back, unless nobody runs, before it ends."""
 
     def __init__(
-        self, crew: Crew, crew_S3: IntArray, running: Sequence[Demand], returning: Sequence[Returning], rows: float,
+        self, crew: Crew, crew_S3: Int64Array, running: Sequence[Demand], returning: Sequence[Returning], rows: float,
         capacity: Capacity,
     ) -> None:  # fmt: skip
         returning = returning if running or crew.rows else ()

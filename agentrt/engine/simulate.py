@@ -20,7 +20,7 @@ from agentrt.core.protocol import EngineInfo, EngineStatistics, WeightSource
 from agentrt.core.spec import EngineSpec
 from agentrt.core.tokens import Floats, Ids
 from agentrt.engine.batch import Batch
-from agentrt.engine.forecast import IntArray
+from agentrt.engine.forecast import Int64Array
 from agentrt.engine.kv.group import size_groups
 from agentrt.engine.kv.pages import PageCopies, PageCopy
 from agentrt.engine.kv.tiers import Direction, Event, Host
@@ -256,7 +256,7 @@ class SimulatedCore(EngineCore):
         roster = self._roster
         return Crew(len(decoding), roster.computed, roster.pages, len(roster.growing), growths=self._growths)
 
-    def _growths(self) -> IntArray:
+    def _growths(self) -> Int64Array:
         """As `EngineCore._growth` has them."""
         return self._roster.growths(self._lengths, RESERVE_AFTER)
 

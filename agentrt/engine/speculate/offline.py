@@ -27,6 +27,8 @@ from agentrt.engine.speculate.train import DraftTrainer, Pass, Report, fresh_wei
 
 HELD_OUT = 10
 BATCH_TOKENS = 1024
+LONGEST = 4096
+"""Ids of a text that are learnt from, the first ones: memory grows with their square."""
 PAGE_SIZE = 64
 DEEP = 12
 """Layers from which on EAGLE-3's own choice of hidden states is taken."""
@@ -38,6 +40,10 @@ class Text(NamedTuple):
     token_ids: IntArray
     mask: IntArray
     """1 exactly on what the policy sampled."""
+
+    def begun(self, count: int) -> "Text":
+        """The first so many ids of it."""
+        return Text(self.token_ids[:count], self.mask[:count])
 
 
 class Policy(NamedTuple):
@@ -53,6 +59,8 @@ class Outcome(NamedTuple):
 
     texts: int
     held_out: int
+    num_cut: int
+    """Of both: texts longer than `LONGEST`."""
     steps: int
     seconds: float
     before: list[float]
@@ -101,14 +109,16 @@ def train_head(
     """Train a head for the model in one folder on these texts, and write it to another.
 
     EAGLE-3 drafts the `vocabulary` ids that the policy said most often. `start` is a head of the same sizes to go on from.
+    Of a text the first `LONGEST` ids are read.
     `UsageError` if there is nothing to learn from.
     """
     target = load_config(model)
-    told = [text for text in texts if 1 in text.mask[1:]]
+    told = [text for text in texts if 1 in text.mask[1:LONGEST]]
     kept, learnt = told[::HELD_OUT], [text for index, text in enumerate(told) if index % HELD_OUT]
     if not learnt:
         raise UsageError(f"{len(told)} trajectories have sampled ids; training a draft takes 2 at least")
     _check_fits(told, target)
+    kept, learnt = ([text.begun(LONGEST) for text in some] for some in (kept, learnt))
     stored = read_weights(model, target)
     config = new_config(kind, target, hash_weights(stored), min(vocabulary, target.vocab_size))
     if start:
@@ -124,7 +134,8 @@ def train_head(
         progress(step, trainer.step(read_by(policy, next(learning), config), depths))
     after = overlaps(trainer, policy, kept, depths)
     write_head(folder, config, trainer.state())
-    return Outcome(len(learnt), len(kept), steps, time.perf_counter() - started, before, after)
+    num_cut = sum(len(text.token_ids) > LONGEST for text in told)
+    return Outcome(len(learnt), len(kept), num_cut, steps, time.perf_counter() - started, before, after)
 
 
 def _check_fits(texts: Sequence[Text], target: ModelConfig) -> None:

@@ -1,10 +1,16 @@
 """Products in int8: they are as defined, near the exact ones, and no row knows its neighbours."""
 
+import msgspec
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 (the field's name)
 
-from agentrt.engine.model.quantized import WIDTH, QuantizedLinear
+from agentrt.core.errors import UsageError
+from agentrt.core.models import find_model
+from agentrt.core.spec import EngineSpec
+from agentrt.engine.local import _checked_precision
+from agentrt.engine.model.config import load_config
+from agentrt.engine.model.quantized import WIDTH, Precision, QuantizedLinear
 from agentrt_kernels.matmul.reference import w8a8
 from agentrt_kernels.quantized.reference import quantize_rows
 
@@ -46,3 +52,14 @@ def test_rows_and_weights_of_zeros() -> None:
     assert torch.equal(layer(torch.randn(5, 4)), torch.zeros(5, 3))
     assert QuantizedLinear(torch.randn(3, 4))(torch.zeros(1, 4)).tolist() == [[0.0, 0.0, 0.0]]
     assert layer(torch.empty(0, 4)).shape == (0, 3)
+
+
+def test_pages_that_leave_no_place_for_scales_are_refused() -> None:
+    """Their scales lie behind the numbers, four bytes each, and are read as float32."""
+    config, int8 = load_config(find_model("sprout")), Precision(kv="int8")
+    odd = msgspec.structs.replace(config, num_kv_heads=1, head_dim=6)
+    for page_size in (4, 16):
+        _checked_precision("odd", odd, int8, EngineSpec(page_size=page_size))
+    _checked_precision("sprout", config, int8, EngineSpec(page_size=1))
+    with pytest.raises(UsageError, match=r"engine.kv=int8 needs an engine.page_size that is a multiple of 4 for odd"):
+        _checked_precision("odd", odd, int8, EngineSpec(page_size=5))

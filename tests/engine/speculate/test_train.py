@@ -6,8 +6,10 @@ import msgspec
 import pytest
 import torch
 from heads import DRAFT_VOCAB, LAYERS, TARGET, VOCAB, target, write_head
+from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
+from agentrt.core import models
 from agentrt.core.errors import UsageError
 from agentrt.engine.model.decoder import PagedKV
 from agentrt.engine.model.linear import Linear
@@ -194,6 +196,27 @@ def test_texts_of_another_model_are_refused() -> None:
         offline._check_fits([whole], TARGET)
     with pytest.raises(UsageError, match="hold 10 ids in a row and id 48"):
         offline._check_fits([offline.Text((IDS[0] + 7).numpy(), IDS[0].numpy())], TARGET)
+
+
+def test_of_a_long_text_the_beginning_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory grows with the square of a text's length. What is sampled behind the cut only is nothing to learn from."""
+    model = models.find_model("sprout")
+    monkeypatch.setattr(offline, "LONGEST", 12)
+
+    def text(length: int, first_sampled: int) -> offline.Text:
+        ids, mask = range(20, 20 + length), [int(place >= first_sampled) for place in range(length)]
+        return offline.Text(torch.tensor(ids).numpy(), torch.tensor(mask).numpy())
+
+    def head(name: str, texts: list[offline.Text]) -> tuple[int, dict[str, torch.Tensor]]:
+        outcome = offline.train_head(model, texts, tmp_path / name, "eagle3", steps=2, depths=2, vocabulary=64)
+        return outcome.num_cut, load_file(tmp_path / name / "model.safetensors")
+
+    long, short = [text(30, 4), text(12, 2), text(13, 6)], [text(12, 4), text(12, 2), text(12, 6)]
+    (num_cut, whole), (none, cut) = head("whole", long), head("cut", short)
+    assert (num_cut, none) == (2, 0)
+    assert all(torch.equal(whole[name], cut[name]) for name in cut)
+    with pytest.raises(UsageError, match="1 trajectories have sampled ids"):
+        head("late", [text(30, 12), text(12, 2)])
 
 
 def test_a_head_of_other_hidden_states_is_not_gone_on_from(tmp_path: Path) -> None:
