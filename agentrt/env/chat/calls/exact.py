@@ -33,13 +33,12 @@ def read_call(text: str, start: int, close: str | None) -> tuple[ToolCall, int]:
     apart. `text` does not start with `close` there.
     """
     try:
-        value, end = _STRICT.raw_decode(text, start)
+        value, end = _decoded(text, start)
     except json.JSONDecodeError as error:
         end = _find(text, close, max(start, error.pos))
         return _malformed(text[start:end], error.msg, error.pos - start), end
     except _RepeatedKeyError as error:
-        _, end = _LENIENT.raw_decode(text, start)
-        return ToolCall(_name_in(text[start:end]), error=str(error)), end
+        return ToolCall(_name_in(text[start : error.end]), error=str(error)), error.end
     except RecursionError:
         return ToolCall("", error="the call is nested too deeply"), _find(text, close, start)
     return call_of(value), end
@@ -48,11 +47,11 @@ def read_call(text: str, start: int, close: str | None) -> tuple[ToolCall, int]:
 def read_arguments(text: str, start: int, close: str | None, name: str) -> tuple[ToolCall, int]:
     """A call of `name` with the arguments object that starts at `start`, and where it ends; see `read_call`."""
     try:
-        value, end = _STRICT.raw_decode(text, start)
+        value, end = _decoded(text, start)
     except json.JSONDecodeError as error:
         return ToolCall(name, error=_not_json(error.msg, error.pos - start)), _find(text, close, max(start, error.pos))
     except _RepeatedKeyError as error:
-        return ToolCall(name, error=str(error)), _LENIENT.raw_decode(text, start)[1]
+        return ToolCall(name, error=str(error)), error.end
     except RecursionError:
         return ToolCall(name, error="the arguments are nested too deeply"), _find(text, close, start)
     return checked(name, value), end
@@ -109,7 +108,18 @@ def value_of(text: str) -> Any:
 
 
 class _RepeatedKeyError(ValueError):
-    """A key is in an object twice."""
+    """A key is in an object twice, in a value that goes on to `end`."""
+
+    end = 0
+
+
+def _decoded(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value that starts at `start` and where it ends. What is no JSON says so, whatever key was twice before."""
+    try:
+        return _STRICT.raw_decode(text, start)
+    except _RepeatedKeyError as error:
+        _, error.end = _LENIENT.raw_decode(text, start)
+        raise
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

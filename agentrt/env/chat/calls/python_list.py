@@ -89,10 +89,11 @@ def _plain(value: Any) -> Any:
 
 def _name(node: ast.expr) -> str:
     """`name` or `module.name`; empty for anything else."""
-    if isinstance(node, ast.Attribute):
-        parent = _name(node.value)
-        return f"{parent}.{node.attr}" if parent else ""
-    return node.id if isinstance(node, ast.Name) else ""
+    parts = list[str]()
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join((node.id, *reversed(parts))) if isinstance(node, ast.Name) else ""
 
 
 def _offset(source: str, error: SyntaxError) -> int:

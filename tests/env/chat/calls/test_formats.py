@@ -122,6 +122,11 @@ def test_what_is_wrong_with_a_python_list(text: str, error: str) -> None:
     assert calls[-1].error.startswith(error)
 
 
+def test_a_name_of_any_length_is_a_name() -> None:
+    name = "a" + ".b" * 1500
+    assert only(PYTHON, f"[{name}(x=1)]") == ToolCall(name, {"x": 1})
+
+
 def test_python_values_are_those_of_json() -> None:
     text = "[search(a=(1, 'x'), b=None, c=True, d={'k': [1.5]}, e='\\d')]"
     assert only(PYTHON, text) == ToolCall(
@@ -175,8 +180,13 @@ def test_types_come_from_the_schema(key: str, text: str, value: Any) -> None:
             "expected <arg_key> or </tool_c",
         ),
         (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}}</tool_call>', 'the key "a" is there twice'),
+        (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}', "the arguments are not valid JSON: Expecting"),
+        (HERMES, '<tool_call>{"a": 1, "a": 2, "b": ' + "[" * 9000, "the call is nested too deeply"),
         (WHOLE, '{"name": "now", "parameters": {"a": 1,}}', "the arguments are not valid JSON: "),
+        (WHOLE, '{"name": "now", "parameters": {"a": 1, "a": 2},', "the arguments are not valid JSON: "),
         (MISTRAL, '[TOOL_CALLS]now[ARGS]{"a": 1,}', "the arguments are not valid JSON: "),
+        (MISTRAL, '[TOOL_CALLS]now[ARGS]{"b": {"a": 1, "a": 2}, ', "the arguments are not valid JSON: "),
+        (MISTRAL, '[TOOL_CALLS]now[ARGS]{"a": 1, "a": 2, "b": ' + "[" * 9000, "the arguments are nested too deeply"),
         (DEEPSEEK, "<｜tool▁calls▁begin｜>x", "expected <｜tool▁call▁begin｜> or <｜tool▁calls▁end｜> after the calls"),
         (
             DEEPSEEK,
@@ -236,6 +246,7 @@ SCRAPS = (
     "'",
     "```",
     "</think>",
+    '{"a": 1, "a": 2}',
 )
 
 
