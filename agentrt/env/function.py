@@ -37,17 +37,19 @@ def function_tool(function: Callable[..., Any]) -> Tool:
 
 
 def _schema(function: Callable[..., Any]) -> dict[str, Any]:
-    hints = get_type_hints(function)
-    properties, required = dict[str, Any](), list[str]()
-    for name, parameter in inspect.signature(function).parameters.items():
+    hints, parameters = get_type_hints(function), inspect.signature(function).parameters
+    for name, parameter in parameters.items():
         if name not in hints or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise UsageError(f"parameter {name} of the function {function.__name__}, a tool, has no type of its own")
-        properties[name] = msgspec.json.schema(hints[name])
+    schemas, named = msgspec.json.schema_components([hints[name] for name in parameters], ref_template="#/$defs/{name}")
+    properties, required = dict(zip(parameters, schemas, strict=True)), list[str]()
+    for name, parameter in parameters.items():
         if parameter.default is parameter.empty:
             required.append(name)
         else:
-            properties[name]["default"] = parameter.default
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+            properties[name]["default"] = msgspec.to_builtins(parameter.default)
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return schema | ({"$defs": named} if named else {})
 
 
 def _source(function: Callable[..., Any]) -> str:

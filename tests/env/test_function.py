@@ -1,5 +1,6 @@
 """Decorated functions as tools: what they declare, and that they run in the sandbox on their own."""
 
+from enum import Enum
 from typing import Any, Literal
 
 import anyio
@@ -44,6 +45,25 @@ def test_the_declaration() -> None:
         "additionalProperties": False,
     }
     assert repeat.refusal({"times": 1}) == "arguments: 'text' is a required property"
+
+
+def test_types_with_a_name_are_declared_beside_the_parameters() -> None:
+    class Size(Enum):
+        SMALL, LARGE = "small", "large"
+
+    @tool
+    def boxes(first: Size, others: list[Size], last: Size = Size.LARGE) -> str:
+        """Stack boxes."""
+        return f"{first} {others} {last}"
+
+    assert boxes.parameters["properties"] == {
+        "first": {"$ref": "#/$defs/Size"},
+        "others": {"type": "array", "items": {"$ref": "#/$defs/Size"}},
+        "last": {"$ref": "#/$defs/Size", "default": "large"},
+    }
+    assert boxes.parameters["$defs"] == {"Size": {"title": "Size", "enum": ["large", "small"]}}
+    assert boxes.refusal({"first": "small", "others": ["large"]}) == ""
+    assert boxes.refusal({"first": "small", "others": ["tiny"]}).startswith("arguments.others.0: 'tiny' is not one of")
 
 
 @pytest.mark.parametrize(

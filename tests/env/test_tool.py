@@ -83,6 +83,21 @@ def test_arguments_are_checked(arguments: dict[str, object], refusal: str) -> No
     assert fake_tool("f", SCHEMA).refusal(arguments) == refusal
 
 
+@pytest.mark.parametrize("value", [10**400, 10**400 + 1, 0.3, 2, -0.1])
+def test_a_multiple_of_a_tenth(value: float) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "number", "multipleOf": 0.1}}}
+    assert fake_tool("f", schema).refusal({"x": value}) == ""
+
+
+def test_what_is_no_multiple() -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "number", "multipleOf": 2.5}}}
+    refused = [fake_tool("f", schema).refusal({"x": value}) for value in (1, 0.25, 10**400 + 1, True)]
+    assert refused == [
+        "arguments.x: 1 is not a multiple of 2.5", "arguments.x: 0.25 is not a multiple of 2.5",
+        f"arguments.x: {10**400 + 1} is not a multiple of 2.5", "arguments.x: True is not of type 'number'",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "-1"])
 def test_a_limit_is_a_number_above_0(value: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"

@@ -22,7 +22,7 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
     """`text` itself where the schema of the parameter `name` admits it as a string, else the JSON value it spells.
 
     What fits neither way stays text: checking the call against the schema then says what is wrong. A parameter that the
-    schema does not name is text.
+    schema does not name is text. A value that cannot be passed on is for `exact.checked` to refuse, not for a schema.
     """
     schema = parameters.get("properties", {}).get(name)
     if schema is None or _admits(parameters, schema, text):
@@ -31,7 +31,7 @@ def typed(text: str, name: str, parameters: Mapping[str, Any]) -> Any:
         value = exact.value_of(text)
     except (ValueError, RecursionError):
         return text
-    return value if _admits(parameters, schema, value) else text
+    return value if exact.refusal(value) or _admits(parameters, schema, value) else text
 
 
 def _admits(parameters: Mapping[str, Any], schema: Any, value: Any) -> bool:

@@ -159,6 +159,15 @@ def test_types_come_from_the_schema(key: str, text: str, value: Any) -> None:
     assert only(CODER, coder) == only(GLM, glm) == ToolCall("search", {key: value})
 
 
+@pytest.mark.parametrize("text", ["Infinity", "-1e999", "9" * 5000])
+def test_what_is_no_number_is_not_measured_by_a_schema(text: str) -> None:
+    schemas = {"f": {"type": "object", "properties": {"x": {"type": "number", "multipleOf": 0.5}}}}
+    _, [call] = CODER.parse(
+        f"<tool_call><function=f><parameter=x>{text}</parameter></function></tool_call>", schemas
+    )  # fmt: skip
+    assert call.error == "the arguments hold a number that is not finite or too large"
+
+
 @pytest.mark.parametrize(
     ("call_format", "text", "error"),
     [
