@@ -163,25 +163,32 @@ def test_endless_output_ends_with_the_limit_of_time(launcher: Launcher) -> None:
 
 def test_the_supervisor_cannot_be_ended(launcher: Launcher) -> None:
     code = """
-import ctypes, os, signal
+import ctypes, os, resource, signal
 for pid in {1, os.getppid()}:
     for number in range(1, 65):
         try: os.kill(pid, number)
         except OSError: pass
     assert ctypes.CDLL(None).ptrace(0x4206, pid, 0, 0) == -1  # PTRACE_SEIZE
-    for look in (lambda: open(f"/proc/{pid}/mem", "rb"), lambda: os.listdir(f"/proc/{pid}/fd")):
-        try: look()
+    for reach in (
+        lambda: open(f"/proc/{pid}/mem", "rb"), lambda: os.listdir(f"/proc/{pid}/fd"),
+        *(lambda limit=limit: resource.prlimit(pid, limit, (0, 0)) for limit in range(16)),
+        lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE),
+        lambda: os.setpriority(os.PRIO_PROCESS, pid, 19), lambda: os.setpriority(os.PRIO_USER, 0, 19),
+        lambda: os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0)),
+        lambda: os.sched_setaffinity(pid, {0}),
+    ):
+        try: reach()
         except OSError: continue
-        raise AssertionError("its memory or descriptors are open")
+        raise AssertionError("it can be reached")
 print("alive")
 """
     result = run(launcher, code)
-    assert (result.outcome, result.text) == ("ok", "alive\n")
+    assert (result.outcome, result.text) == ("ok", "alive\n"), result.stderr
 
 
 def test_what_must_work_works(launcher: Launcher) -> None:
     code = """
-import asyncio, os, sqlite3, ssl, subprocess, tempfile, threading
+import asyncio, os, resource, sqlite3, ssl, subprocess, tempfile, threading
 thread = threading.Thread(target=lambda: None); thread.start(); thread.join()
 sqlite3.connect("a.db").execute("create table t (x)")
 with tempfile.TemporaryFile() as file: file.write(b"x")
@@ -190,7 +197,9 @@ async def main():
     child = await asyncio.create_subprocess_exec("/bin/echo", "hi", stdout=subprocess.PIPE)
     return await child.communicate()
 assert asyncio.run(main())[0] == b"hi\\n"
-assert subprocess.run("echo $((1 + 1)) > two; cat two", shell=True, capture_output=True).stdout == b"2\\n"
+assert subprocess.run("echo $((1 + 1)) > two; nice cat two", shell=True, capture_output=True).stdout == b"2\\n"
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100)); assert os.nice(1) == os.nice(0)
+os.sched_setaffinity(0, os.sched_getaffinity(0))
 open("/dev/null", "w").write("x"); open("/dev/urandom", "rb").read(1)
 print("all")
 """

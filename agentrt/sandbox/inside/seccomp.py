@@ -2,7 +2,7 @@
 
 Allowed by default. Denied: sockets (but pairs of Unix ones, and TCP over IPv4 where a call has a port), io_uring,
 namespaces, mounts, ptrace and the like, keyrings, System V and POSIX IPC, memfd (memory that no limit counts), bpf,
-modules, clocks. `clone3` is ENOSYS, so that libc falls back to `clone`, whose flags a filter can read; so is everything
+modules, clocks, limits and priorities of any process but the caller (its supervisor is of the same user). `clone3` is ENOSYS, so that libc falls back to `clone`, whose flags a filter can read; so is everything
 newer than `LAST_KNOWN`. The 32-bit ABI is killed.
 """
 
@@ -26,6 +26,11 @@ class Machine(NamedTuple):
     foreign_bit: int
     """Set in call numbers of another ABI under the same `audit` number (x32); 0 where there is none."""
     denied: tuple[int, ...]
+    of_itself: tuple[int, ...]
+    """Their first argument says whose process, and must be 0, the caller's: prlimit64, sched_setparam, sched_setscheduler,
+    sched_setaffinity, sched_setattr."""
+    setpriority: int
+    ioprio_set: int
     clone: int
     socket: int
     socketpair: int
@@ -40,7 +45,8 @@ _DENIED_ANYWHERE = (
 )  # fmt: skip
 
 _X86_64 = Machine(
-    audit=0xC000_003E, foreign_bit=0x4000_0000, clone=56, socket=41, socketpair=53, ioctl=16,
+    audit=0xC000_003E, foreign_bit=0x4000_0000, clone=56, socket=41, socketpair=53, ioctl=16, setpriority=141,
+    ioprio_set=251, of_itself=(302, 142, 144, 203, 314),
     denied=(
         *_DENIED_ANYWHERE,
         101, 310, 311, 312,  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -59,7 +65,8 @@ _X86_64 = Machine(
 )  # fmt: skip
 
 _AARCH64 = Machine(
-    audit=0xC000_00B7, foreign_bit=0, clone=220, socket=198, socketpair=199, ioctl=29,
+    audit=0xC000_00B7, foreign_bit=0, clone=220, socket=198, socketpair=199, ioctl=29, setpriority=140,
+    ioprio_set=30, of_itself=(261, 118, 119, 122, 274),
     denied=(
         *_DENIED_ANYWHERE,
         117, 270, 271, 272,  # ptrace, process_vm_readv, process_vm_writev, kcmp
@@ -86,6 +93,7 @@ _IPPROTO_TCP = 6
 _CLONE3 = 435
 _TERMINAL_IOCTLS = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: they type into the terminal of others."""
+_PRIO_PROCESS, _IOPRIO_WHO_PROCESS = 0, 1
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x25, 0x45, 0x54, 0x06
 _NUMBER, _ARCHITECTURE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
 """Offsets into what the kernel shows a filter; an argument's low half comes first."""
@@ -132,6 +140,12 @@ def _instructions(machine: Machine, has_tcp: bool) -> Iterator[tuple[int, int, i
         yield from _if(_JUMP_EQUAL, machine.socket, _ERRNO | errno.EACCES)
     for number in machine.denied:
         yield from _if(_JUMP_EQUAL, number, _ERRNO | errno.EPERM)
+    itself = [*_unless(_JUMP_EQUAL, 0, _ERRNO | errno.EPERM)]
+    for number in machine.of_itself:
+        yield from _on_argument(number, _ARGUMENT_0, itself)
+    for number, kind in ((machine.setpriority, _PRIO_PROCESS), (machine.ioprio_set, _IOPRIO_WHO_PROCESS)):
+        one = [*_unless(_JUMP_EQUAL, kind, _ERRNO | errno.EPERM), (_LOAD, 0, 0, _ARGUMENT_1), *itself]
+        yield from _on_argument(number, _ARGUMENT_0, one)
     clone = [*_if(_JUMP_ANY_BIT, linux.CLONE_NEW_ANY, _ERRNO | errno.EPERM)]
     yield from _on_argument(machine.clone, _ARGUMENT_0, clone)
     yield from _on_argument(machine.socketpair, _ARGUMENT_0, [*_unless(_JUMP_EQUAL, _AF_UNIX, _ERRNO | errno.EACCES)])
