@@ -120,16 +120,16 @@ class Process:
         self._zygote = zygote
         self._theirs.callback(os.close, stdin)
         call, *outputs = self._handed
-        try:
-            for fd in (stdin, *outputs):
-                zygote.give(fd)
-            await zygote.start(job, [call, stdin, *outputs])
-        except OSError as error:
-            self.status = Status(infra=f"the zygote takes no call: {error}")
-            return
-        finally:
-            self._theirs.close()
         with anyio.move_on_after(seconds) as limit:
+            try:
+                for fd in (stdin, *outputs):
+                    zygote.give(fd)
+                await zygote.start(job, [call, stdin, *outputs])
+            except OSError as error:
+                self.status = Status(infra=f"the zygote takes no call: {error}")
+                return
+            finally:
+                self._theirs.close()
             await self._hear()
         if limit.cancelled_caught:
             self.status = Status(infra=f"it did not start within {seconds:g} s")

@@ -1,5 +1,6 @@
 """`Zygote`: the runtime's handle on the process that forks into each call. See `agentrt.sandbox.inside.zygote`."""
 
+import errno
 import os
 import socket
 import subprocess
@@ -20,6 +21,9 @@ WARM_SLOTS = min(2 * (os.cpu_count() or 1), 16)
 """Of each zygote: two processes each, which share most of its memory."""
 KEPT_SLOTS = 6 * WARM_SLOTS
 """Of each zygote, at most: slots that serve one call after the other. (Not with a port: a network remembers.)"""
+RETRY_SECONDS = 0.02
+"""Between two tries to hand over a call while as many are on their way as the kernel takes."""
+_FULL = (errno.EAGAIN, errno.ETOOMANYREFS)
 _START = "import sys; sys.path.append(sys.argv[1]); from inside import zygote; zygote.main(int(sys.argv[2]))"
 _ENVIRONMENT = {
     "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1",
@@ -93,11 +97,11 @@ class Zygote:
         while True:
             try:
                 socket.send_fds(self._control, [message], fds)
-            except BlockingIOError:
-                await anyio.wait_writable(self._control)
-            except OSError:
-                self.takes_calls = False
-                raise
+            except OSError as error:
+                if error.errno not in _FULL:
+                    self.takes_calls = False
+                    raise
+                await anyio.sleep(RETRY_SECONDS)  # not `wait_writable`: one task alone may wait for a socket
             else:
                 return
 

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import sysconfig
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +13,15 @@ import msgspec
 import pytest
 
 from agentrt.env.tool import tool
+from agentrt.sandbox.inside import supervisor
+from agentrt.sandbox.inside.job import Ready, Setup
 from agentrt.sandbox.launcher import Launcher
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
-from agentrt.sandbox.terms import DEFAULT_TERMS, Terms
-from agentrt.sandbox.zygote import KEPT_SLOTS, WARM_SLOTS, Kind, Zygote
+from agentrt.sandbox.terms import DEFAULT_TERMS, Terms, ToolLimits
+from agentrt.sandbox.zygote import KEPT_SLOTS, WARM_SLOTS, Kind, Place, Zygote
 
 
 def children(pid: int) -> list[int]:
@@ -154,3 +158,61 @@ def test_calls_that_wait_for_a_slot_outlast_their_zygotes_recycling(
     assert [result.text for result in results] == ["x\n"] * 24
     assert launcher.zygote(Kind()) is not first
     wait_for(lambda: first.has_ended)
+
+
+def test_a_slot_is_idle_before_its_next_payload_can_take_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it the other way round, a slot that has a job could pass for an idle one, and jobs would wait for it."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    heard: list[bytes] = []
+
+    class Ended(Exception): ...
+
+    def fork(*_: object) -> tuple[int, socket.socket]:
+        try:
+            heard.append(os.read(reading, 100))
+        except BlockingIOError:
+            heard.append(b"")
+        return 0, socket.socket()
+
+    def end(code: int) -> None:
+        raise Ended
+
+    with monkeypatch.context() as patch:
+        for name, fake in (("_enter", lambda *_: 0), ("_serve", lambda *_: None), ("_fork_payload", fork)):
+            patch.setattr(supervisor, name, fake)
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(os, "_exit", end)
+        with socket.socket() as control, pytest.raises(Ended):
+            supervisor.run(SETUP, Ready(False, 0, 0, b"", {}), control, writing, 3)
+    os.close(reading)
+    os.close(writing)
+    assert heard == [b"", supervisor.IDLE, supervisor.IDLE]
+
+
+SETUP = Setup(
+    namespaces=False, landlock=0, seccomp=False, uid=0, root="", episodes="", readable=[], paths=[], imports=[], warm=1,
+    kept=1, has_port=False,
+)  # fmt: skip
+
+
+@pytest.fixture
+def slow_terms(place: Place, monkeypatch: pytest.MonkeyPatch) -> Terms:
+    """Of calls whose zygote takes a second to be ready, and of which a dozen are all that are on their way at one time."""
+    folder = place.scratch / "packages"
+    folder.mkdir(exist_ok=True)
+    (folder / "slow_to_import.py").write_text("import time; time.sleep(1)")
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: dict.fromkeys(("purelib", "platlib"), str(folder)))
+    return Terms(imports=("slow_to_import",), environment={"LONG": "x" * 16_000})
+
+
+def test_more_calls_than_a_zygote_takes_wait_for_it(launcher: Launcher, slow_terms: Terms) -> None:
+    terms = msgspec.structs.replace(slow_terms, readable=("/usr/share",))  # a zygote of its own
+    results = run(launcher, *["echo x"] * 40, at_once=True, terms=terms)
+    assert [(result.outcome, result.text) for result in results] == [("ok", "x\n")] * 40
+
+
+def test_waiting_for_a_zygote_has_an_end(launcher: Launcher, slow_terms: Terms) -> None:
+    terms = msgspec.structs.replace(slow_terms, limits=ToolLimits(start_seconds=0.2), readable=("/usr/lib",))
+    results = run(launcher, *["echo x"] * 40, at_once=True, terms=terms)
+    assert {(result.outcome, result.text) for result in results} == {("infra", "it did not start within 0.2 s")}

@@ -45,9 +45,9 @@ def run(setup: Setup, ready: Ready, control: socket.socket, events: int, calls: 
         for _ in range(calls):
             if has_forked and setup.namespaces:
                 root.clear()
-            main, channel = _fork_payload(setup, ready, control, events, episodes)
             if has_forked:
-                os.write(events, IDLE)
+                os.write(events, IDLE)  # before there is a payload, whose word that it has got a job is to come after
+            main, channel = _fork_payload(setup, ready, control, events, episodes)
             has_forked = True
             with channel:
                 _serve(setup, ready, main, channel)
