@@ -4,21 +4,24 @@ Regular files with their data (holes stay holes), folders, and links as links, n
 sockets), what cannot be read and what lies deeper than `MAX_DEPTH` is left out.
 """
 
+import errno
 import os
 import stat
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 MAX_DEPTH = 64
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _FOLDER = _READ | os.O_DIRECTORY
+_OURS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO}
+"""What no folder is the reason of: then the copy would lack what the original has."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def copy(source: Path, target: Path) -> None:
     """Copy what is in `source` into `target`, an empty folder in which nothing runs, and whose owner owns the copies.
 
-    By descriptors alone: a folder that becomes a link meanwhile leads nowhere.
+    By descriptors alone: a folder that becomes a link meanwhile leads nowhere. Raises `OSError` if this machine has no room.
     """
     owner = target.stat()
     with ExitStack() as opened:
@@ -31,8 +34,12 @@ def copy(source: Path, target: Path) -> None:
 
 def _copy_folder(source: int, target: int, owner: tuple[int, int], depth: int) -> None:
     for name in os.listdir(source):
-        with suppress(OSError):  # it has gone, or may not be read
+        try:
             _copy_entry(name, source, target, owner, depth)
+        except OSError as error:
+            if error.errno in _OURS:
+                raise
+            # else it has gone, or may not be read
 
 
 def _copy_entry(name: str, source: int, target: int, owner: tuple[int, int], depth: int) -> None:
@@ -68,8 +75,10 @@ def _copy_data(source: int, target: int, size: int) -> None:
     while end < size:
         try:
             start = os.lseek(source, end, os.SEEK_DATA)
-        except OSError:  # a hole up to the end
-            return
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            return  # a hole up to the end
         end = os.lseek(source, start, os.SEEK_HOLE)
         os.lseek(source, start, os.SEEK_SET)
         os.lseek(target, start, os.SEEK_SET)

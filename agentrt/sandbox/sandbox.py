@@ -107,8 +107,11 @@ class Sandbox:
             text = f"there was no place to run it for {limits.queue_seconds:g} s"
             return self._noted(ToolResult(outcome="infra", text=text), limits.queue_seconds)
         with permit:
-            if self._origin is not None or self._forks:
+            try:
                 await self._settle()
+            except OSError as error:
+                text = f"the episode's files cannot be copied: {error}"
+                return self._noted(ToolResult(outcome="infra", text=text), permit.waited)
             result = await self._run(
                 argv, request, seconds=seconds, terms=terms, on_progress=on_progress, outside=outside
             )
@@ -140,14 +143,24 @@ class Sandbox:
         )  # fmt: skip
 
     async def _settle(self) -> None:
-        """Before what is in the folder changes: make the copies that are owed, to this one and of it."""
+        """Before what is in the folder changes: make the copies that are owed, to this one and of it.
+
+        One is owed until it is made: whoever waits for it may be cancelled.
+        """
         if self._origin is not None:
             await self._origin._settle()
+        if not self._forks:
+            return
         async with self._copying:
             while self._forks:
-                forked = self._forks.pop()
-                forked._origin = None
+                forked = self._forks[-1]
                 await anyio.to_thread.run_sync(copy, self._folder, forked.folder)
+                forked._leave_origin()
+
+    def _leave_origin(self) -> None:
+        if self._origin is not None:
+            self._origin._forks.remove(self)
+            self._origin = None
 
     def _start(self, argv: Sequence[str], terms: Terms, folder: Path, port: int = 0) -> tuple[Zygote, Job]:
         zygote = self._launcher.zygote(Kind(terms.imports, terms.readable, port > 0))
@@ -180,8 +193,7 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._origin is not None:
-            self._origin._forks.remove(self)
+        self._leave_origin()
         self._scope.close()
 
 

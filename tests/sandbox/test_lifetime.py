@@ -1,5 +1,6 @@
 """Nothing outlives a call, an episode or the runtime."""
 
+import errno
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from agentrt.sandbox.copy import copy
 from agentrt.sandbox.launcher import RECYCLE_AFTER, Launcher
 from agentrt.sandbox.level import Level
 from agentrt.sandbox.permits import Permits
@@ -200,5 +202,69 @@ def test_a_fork_starts_with_a_copy_and_goes_its_own_way(launcher: Launcher) -> N
                 folders = [each.folder for each in (first, second, third, unused)]
             assert (await shell(first, "cat in/a; ls")).text == "new\nb\nin\n"
         assert not any(folder.exists() for folder in folders)
+
+    anyio.run(main)
+
+
+def test_calls_of_a_fork_side_by_side_all_wait_for_its_copy(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(source: Path, target: Path) -> None:
+        time.sleep(0.3)
+        copy(source, target)
+
+    monkeypatch.setattr("agentrt.sandbox.sandbox.copy", slow)
+    found: list[str] = []
+
+    async def main() -> None:
+        async def look(sandbox: Sandbox, script: str) -> None:
+            found.append((await shell(sandbox, script)).text)
+
+        with Sandbox(Permits(4), launcher) as first:
+            await shell(first, "echo old > a")
+            with first.fork() as second:
+                async with anyio.create_task_group() as group:
+                    for each, script in ((second, "cat a"), (second, "cat a"), (first, "echo new > a; cat a")):
+                        group.start_soon(look, each, script)
+                        await anyio.sleep(0.1)  # the copy is under way
+
+    anyio.run(main)
+    assert sorted(found) == ["new\n", "old\n", "old\n"]
+
+
+def test_the_copy_for_a_fork_is_made_though_who_waited_for_it_was_cancelled(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        with Sandbox(Permits(4), launcher) as first:
+            await shell(first, "echo old > a")
+            with first.fork() as second:
+                with anyio.CancelScope() as scope, monkeypatch.context() as patch:
+
+                    async def cancelled(*_: object) -> None:
+                        scope.cancel()
+                        await anyio.lowlevel.checkpoint()
+
+                    patch.setattr(anyio.to_thread, "run_sync", cancelled)
+                    await shell(first, "echo new > a")
+                assert scope.cancelled_caught
+                assert (await shell(second, "cat a")).text == "old\n"
+
+    anyio.run(main)
+
+
+def test_a_copy_for_which_there_is_no_room_is_no_fork_with_fewer_files(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def main() -> None:
+        with Sandbox(Permits(4), launcher) as first:
+            await shell(first, "echo old > a")
+            with first.fork() as second, monkeypatch.context() as patch:
+                patch.setattr(os, "sendfile", full)
+                result = await shell(second, "cat a")
+                assert (result.outcome, "cannot be copied: [Errno 28] No space" in result.text) == ("infra", True)
 
     anyio.run(main)
