@@ -169,7 +169,6 @@ _FIXES = {
     "unshare and mount; on Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0)",
     "unshare: No space left": "raise sysctl user.max_user_namespaces",
     "uid_map": "on Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile",
-    "mount proc": "in containers: unmask /proc (Docker: --security-opt systempaths=unconfined)",
     "Landlock ABI": "Linux 6.12 or newer, with landlock among the boot parameter lsm=",
     "Permission denied": "install Python where other users can execute it (not under a home that is closed to them)",
 }

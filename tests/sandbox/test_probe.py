@@ -24,6 +24,32 @@ found = shared().isolation
 print(found.level.name)
 print(*found.reasons, *found.fixes, sep="\\n")
 """
+OVER_LIMITS = """
+import sys
+import anyio
+from agentrt.sandbox.permits import Permits
+from agentrt.sandbox.sandbox import Sandbox
+from agentrt.sandbox.terms import Terms, ToolLimits
+
+async def main():
+    terms = Terms(limits=ToolLimits(memory_mb=100, cpu_seconds=2, disk_mb=10))
+    with Sandbox(Permits(1), shared()) as sandbox:
+        results = [
+            await sandbox.call([sys.executable, "-I", "-S", "-c", code], {}, seconds=20, terms=terms)
+            for code in (
+                "import os; print(os.listdir('/proc'))",
+                "import time; x = b'x' * (200 << 20); time.sleep(15)",
+                "import os\\nfor _ in range(3): os.fork()\\nwhile True: pass",
+                "import os, time\\nos.mkdir('in')\\nopen('in/a', 'wb').write(b'x' * (20 << 20))\\n"
+                "os.chmod('in', 0)\\ntime.sleep(15)",
+            )
+        ]
+    assert results[2].cpu_seconds < 6, "each of eight may use as much as all"
+    print(results[0].text.strip(), *(result.outcome for result in results[1:]))
+
+anyio.run(main)
+"""
+"""Where no call has a /proc of its own, its processes are looked at nevertheless."""
 LIKE_DOCKER = """
 from agentrt.sandbox.inside import linux, seccomp
 machine = seccomp.MACHINES[__import__("platform").machine()]
@@ -93,7 +119,8 @@ def test_with_a_masked_proc_there_are_namespaces_still(launcher: Launcher) -> No
         pytest.skip("about namespaces")
     mask = ["--ro-bind", "/dev/null", "/proc/version"]
     outer = [*as_a_user(), "bwrap", "--unshare-user", "--bind", "/", "/", "--dev", "/dev", *mask]
-    assert reported(*outer, sys.executable, "-c", REPORT)[0] == "L3"
+    level, *_, found = reported(*outer, sys.executable, "-c", REPORT + OVER_LIMITS)
+    assert (level, found) == ("L3", "[] memory cpu disk")
 
 
 def test_the_canary_would_see_a_hole(place: Place) -> None:

@@ -179,7 +179,7 @@ def test_a_slot_is_idle_before_its_next_payload_can_take_a_job(monkeypatch: pyte
         raise Ended
 
     with monkeypatch.context() as patch:
-        for name, fake in (("_enter", lambda *_: 0), ("_serve", lambda *_: None), ("_fork_payload", fork)):
+        for name, fake in (("_enter", lambda *_: (0, 0)), ("_serve", lambda *_: None), ("_fork_payload", fork)):
             patch.setattr(supervisor, name, fake)
         patch.setattr(signal, "signal", lambda *_: None)
         patch.setattr(os, "_exit", end)

@@ -123,7 +123,7 @@ def _take_places(channel_fd: int, fds: list[int]) -> None:
 def _become(setup: Setup, ready: Ready, job: Job, rules: int) -> NoReturn:
     try:
         os.environ.update(job.environment)
-        _limit(job.limits, 0 if setup.namespaces else usage.tasks(os.getuid()))
+        _limit(job.limits, 0 if setup.namespaces else usage.tasks(os.open("/proc", FOLDERS), os.getuid()))
         _confine(setup, ready, job, rules)
         os.closerange(STATUS + 1, OPEN_FILES)
         code = _code(setup, ready, job.program)

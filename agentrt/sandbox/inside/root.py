@@ -56,7 +56,7 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
     linux.restrict_mounts(root + EPISODES, linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV)
     has_proc = _proc(root + "/proc")
     if not has_proc:
-        linux.mount("/proc", root + "/proc", flags=linux.MS_BIND | linux.MS_REC)  # the zygote's own need: uid maps
+        linux.mount("/proc", root + "/proc", flags=linux.MS_BIND | linux.MS_REC)  # for uid maps, and what calls use
     linux.pivot_root(root, root + _OLD)
     os.chdir("/")
     linux.unmount(_OLD)
@@ -64,14 +64,22 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
     return has_proc
 
 
-def enter(has_proc: bool) -> int:
-    """In the new namespaces of a slot: its /proc, and no episode's folder any more but through the descriptor returned."""
+def enter(has_proc: bool) -> tuple[int, int]:
+    """In the new namespaces of a slot: no episode's folder any more but through the first descriptor returned, and its /proc.
+
+    If none can be had, a call finds nothing at /proc. The second descriptor is of that, or else of the zygote's, which
+    shows a call's processes too.
+    """
     linux.mount("", "/", flags=linux.MS_REC | linux.MS_PRIVATE)
-    if not (has_proc and _proc("/proc")):
+    proc = os.open("/proc", FOLDERS)
+    if has_proc and _proc("/proc"):
+        os.close(proc)
+        proc = os.open("/proc", FOLDERS)
+    else:
         linux.mount("tmpfs", "/proc", "tmpfs", _SAFE | linux.MS_RDONLY, "size=4k,mode=555")
     episodes = os.open(EPISODES, FOLDERS)
     linux.mount(_OLD, EPISODES, flags=linux.MS_BIND)  # what is empty covers them
-    return episodes
+    return episodes, proc
 
 
 def furnish(readable: Iterable[str]) -> None:

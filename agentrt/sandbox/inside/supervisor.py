@@ -41,7 +41,7 @@ def run(setup: Setup, ready: Ready, control: socket.socket, events: int, calls: 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a first process gets only what it has a handler for
     has_forked = False
     try:
-        episodes = _enter(setup, ready)
+        episodes, proc = _enter(setup, ready)
         for _ in range(calls):
             if has_forked and setup.namespaces:
                 root.clear()
@@ -50,7 +50,7 @@ def run(setup: Setup, ready: Ready, control: socket.socket, events: int, calls: 
             main, channel = _fork_payload(setup, ready, control, events, episodes)
             has_forked = True
             with channel:
-                _serve(setup, ready, main, channel)
+                _serve(setup, ready, main, channel, proc)
     except OSError as error:
         if not has_forked:
             refuse_one(control, linux.why(error))
@@ -73,22 +73,23 @@ def _fork_payload(
     return main, channel
 
 
-def _enter(setup: Setup, ready: Ready) -> int:
-    """All that is the same for every call of the slot. The folder of all episodes' folders, seen by nobody else."""
+def _enter(setup: Setup, ready: Ready) -> tuple[int, int]:
+    """All that is the same for every call of the slot: the folder of all episodes' folders, seen by nobody else, and the
+    /proc to look at a call's processes in."""
     if setup.namespaces:
         root.map_user(root.USER, ready.uid, ready.gid)
-        episodes = root.enter(ready.has_proc)
+        opened = root.enter(ready.has_proc)
         if setup.has_port:
             linux.loopback_up()
     else:
         linux.adopt_orphans()
-        episodes = os.open(setup.episodes, FOLDERS)
+        opened = os.open(setup.episodes, FOLDERS), os.open("/proc", FOLDERS)
     linux.no_new_privileges()
     linux.set_dumpable(False)
-    return episodes
+    return opened
 
 
-def _serve(setup: Setup, ready: Ready, main: int, channel: socket.socket) -> None:
+def _serve(setup: Setup, ready: Ready, main: int, channel: socket.socket, proc: int) -> None:
     """One call, whose payload is there: until no process of it is left. Ends the slot if that cannot be had."""
     message, fds, _, _ = socket.recv_fds(channel, _MAX_STATUS, NUM_HANDED)
     if not message:  # it got no job, or could not use it
@@ -96,7 +97,8 @@ def _serve(setup: Setup, ready: Ready, main: int, channel: socket.socket) -> Non
     limits, port, program = marshal.loads(message)
     with socket.socket(fileno=fds[0]) as call:
         try:
-            status = _run(setup, Limits(*limits), port, call, fds[1], main, channel)
+            tree = _Tree(main, is_alone=setup.namespaces, proc=proc, folder=fds[1], limits=Limits(*limits))
+            status = _run(setup, tree, port, call, channel)
         except OSError as error:
             status = {"infra": linux.why(error)}
         with suppress(OSError):  # the runtime has gone, or has no more interest
@@ -107,14 +109,11 @@ def _serve(setup: Setup, ready: Ready, main: int, channel: socket.socket) -> Non
     learn(setup, ready, program)
 
 
-def _run(
-    setup: Setup, limits: Limits, port: int, call: socket.socket, folder: int, main: int, channel: socket.socket
-) -> dict[str, object]:
-    tree = _Tree(main, is_alone=setup.namespaces, folder=folder, limits=limits)
+def _run(setup: Setup, tree: "_Tree", port: int, call: socket.socket, channel: socket.socket) -> dict[str, object]:
     with ExitStack() as opened:
         listeners = [opened.enter_context(socket.create_server(("127.0.0.1", port)))] if port else []
         if setup.namespaces:
-            root.open_folder(folder, limits)
+            root.open_folder(tree.folder, tree.limits)
         channel.send(GO)
         with suppress(BrokenPipeError):  # the runtime has gone: watching finds that too
             socket.send_fds(call, [b"{}"], [each.fileno() for each in listeners])
@@ -131,18 +130,20 @@ def _run(
 class _Tree:
     """All processes of one call."""
 
-    def __init__(self, main: int, *, is_alone: bool, folder: int, limits: Limits) -> None:
-        self._main, self._is_alone, self._folder, self._limits = main, is_alone, folder, limits
-        self._cpu_before = usage.cpu_seconds(())
-        used = usage.disk(folder, 1 << 62, self._limits.inodes)
+    def __init__(self, main: int, *, is_alone: bool, proc: int, folder: int, limits: Limits) -> None:
+        self._main, self._is_alone, self._proc, self.folder, self.limits = main, is_alone, proc, folder, limits
+        self._own_pid = int(os.readlink("self", dir_fd=proc))
+        """In `proc`: 1 if that shows the call's processes and no others."""
+        self._cpu_before = usage.cpu_seconds(proc, ())
+        used = usage.disk(proc, folder, 1 << 62, limits.inodes)
         # a call that finds the folder too full may make room
-        self._max_disk, self._max_inodes = max(self._limits.disk_bytes, used[0]), max(self._limits.inodes, used[1])
+        self._max_disk, self._max_inodes = max(limits.disk_bytes, used[0]), max(limits.inodes, used[1])
         self.code: int | None = None
         """How the main process ended: its exit code, or minus the signal; None while it runs."""
 
     def cpu_seconds(self, pids: Iterable[int]) -> float:
         """Of the call: what its ended processes have used, and those of `pids`."""
-        return usage.cpu_seconds(pids) - self._cpu_before
+        return usage.cpu_seconds(self._proc, pids) - self._cpu_before
 
     def watch(self, call: socket.socket) -> str:
         """Wait for the end of the call; why it has to be ended, or nothing if the main process ended by itself."""
@@ -187,12 +188,12 @@ class _Tree:
 
     def _over(self) -> str:
         pids = list(self._pids())
-        if usage.memory_bytes(pids, self._limits.memory_bytes) > self._limits.memory_bytes:
+        if usage.memory_bytes(self._proc, pids, self.limits.memory_bytes) > self.limits.memory_bytes:
             return "memory"
-        return "cpu" if self.cpu_seconds(pids) > self._limits.cpu_seconds else ""
+        return "cpu" if self.cpu_seconds(pids) > self.limits.cpu_seconds else ""
 
     def _over_disk(self) -> str:
-        used, entries = usage.disk(self._folder, self._max_disk, self._max_inodes)
+        used, entries = usage.disk(self._proc, self.folder, self._max_disk, self._max_inodes)
         return "disk" if used > self._max_disk or entries > self._max_inodes else ""
 
     def _reap(self, options: int) -> bool:
@@ -208,20 +209,20 @@ class _Tree:
             return False
 
     def _pids(self) -> Iterator[int]:
-        if self._is_alone:
-            yield from (int(name) for name in os.listdir("/proc") if name.isdigit() and name != "1")
+        """As `proc` numbers them."""
+        if self._own_pid == 1:
+            yield from (int(name) for name in usage.listed(self._proc, ".") if name.isdigit() and name != "1")
             return
-        parents = [os.getpid()]
+        parents = [self._own_pid]
         while parents:
-            children = _children(parents.pop())
+            children = _children(self._proc, parents.pop())
             yield from children
             parents += children
 
 
-def _children(pid: int) -> list[int]:
+def _children(proc: int, pid: int) -> list[int]:
     found: list[int] = []
     with suppress(OSError):  # it has ended
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
-                found += map(int, file.read().split())
+        for thread in usage.listed(proc, f"{pid}/task"):
+            found += map(int, usage.read(proc, f"{pid}/task/{thread}/children").split())
     return found

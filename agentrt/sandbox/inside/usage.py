@@ -1,4 +1,7 @@
-"""What a call uses, all its processes together: processor time, memory, disk. Read from /proc and the folder itself."""
+"""What a call uses, all its processes together: processor time, memory, disk. Read from /proc and the folder itself.
+
+`proc` is an open /proc, which need not be where others find theirs, and `pids` are numbers that it knows.
+"""
 
 import os
 import resource
@@ -18,35 +21,35 @@ _UTIME = 11
 _NUM_THREADS = 17
 
 
-def cpu_seconds(pids: Iterable[int]) -> float:
+def cpu_seconds(proc: int, pids: Iterable[int]) -> float:
     """Of live processes, of children they have waited for, and of those that this process has waited for."""
     reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
     ticks = 0
     for pid in pids:
         with suppress(OSError):
-            fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+            fields = read(proc, f"{pid}/stat").rpartition(b")")[2].split()
             ticks += sum(map(int, fields[_UTIME : _UTIME + 4]))
     return reaped.ru_utime + reaped.ru_stime + ticks / _TICK
 
 
-def tasks(uid: int) -> int:
+def tasks(proc: int, uid: int) -> int:
     """Processes and threads that a user has, which RLIMIT_NPROC is compared with outside of a user namespace."""
     total = 0
-    for name in os.listdir("/proc"):
+    for name in listed(proc, "."):
         with suppress(OSError):
-            if name.isdigit() and os.stat(f"/proc/{name}").st_uid == uid:
-                total += int(_read(f"/proc/{name}/stat").rpartition(b")")[2].split()[_NUM_THREADS])
+            if name.isdigit() and os.stat(name, dir_fd=proc).st_uid == uid:
+                total += int(read(proc, f"{name}/stat").rpartition(b")")[2].split()[_NUM_THREADS])
     return total
 
 
-def memory_bytes(pids: Iterable[int], limit: int) -> int:
+def memory_bytes(proc: int, pids: Iterable[int], limit: int) -> int:
     """Resident memory that is no file's. Above `limit` it is counted again, pages that processes share only once."""
     pids = list(pids)
-    total = sum(map(_resident, pids))
-    return total if total <= limit else sum(_proportional(pid) or _resident(pid) for pid in pids)
+    total = sum(_resident(proc, pid) for pid in pids)
+    return total if total <= limit else sum(_proportional(proc, pid) or _resident(proc, pid) for pid in pids)
 
 
-def disk(folder: int, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
+def disk(proc: int, folder: int, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
     """Bytes and entries beneath an open `folder`; counting ends soon after a limit is passed.
 
     What a folder is may change while it is looked at: no link is followed, to nowhere. A tree so deep that it cannot be counted
@@ -57,20 +60,20 @@ def disk(folder: int, bytes_limit: int, inodes_limit: int) -> tuple[int, int]:
         path = folders.pop()
         if len(os.fsencode(path)) > _MAX_PATH:
             return total, inodes_limit + 1
-        for name, status in _entries(folder, path):
+        for name, status in _entries(proc, folder, path):
             total, entries = total + status.st_blocks * _BLOCK, entries + 1
             if stat.S_ISDIR(status.st_mode):
                 folders.append(f"{path}/{name}")
     return total, entries
 
 
-def _entries(folder: int, path: str) -> list[tuple[str, os.stat_result]]:
+def _entries(proc: int, folder: int, path: str) -> list[tuple[str, os.stat_result]]:
     """What is in a folder, also in one that its owner has closed to hide it."""
     found: list[tuple[str, os.stat_result]] = []
     with suppress(OSError):  # it has gone
         place = linux.open_beneath(folder, path, os.O_PATH | os.O_DIRECTORY)
         try:
-            listed = _open_listed(place)
+            listed = _open_listed(proc, place)
             try:
                 for name in os.listdir(listed):
                     with suppress(OSError):
@@ -82,31 +85,41 @@ def _entries(folder: int, path: str) -> list[tuple[str, os.stat_result]]:
     return found
 
 
-def _open_listed(place: int) -> int:
+def _open_listed(proc: int, place: int) -> int:
     """The folder at the descriptor `place`, to be listed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     try:
         return os.open(".", flags, dir_fd=place)
     except PermissionError:
-        os.chmod(f"/proc/self/fd/{place}", 0o700)
+        os.chmod(f"self/fd/{place}", 0o700, dir_fd=proc)
         return os.open(".", flags, dir_fd=place)
 
 
-def _resident(pid: int) -> int:
-    return _kilobytes(f"/proc/{pid}/status", b"RssAnon:", b"RssShmem:")
+def listed(folder: int, path: str) -> list[str]:
+    """The names in a folder beneath an open one."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        return os.listdir(fd)
+    finally:
+        os.close(fd)
 
 
-def _proportional(pid: int) -> int:
-    return _kilobytes(f"/proc/{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+def read(folder: int, path: str) -> bytes:
+    """What is in a file beneath an open folder."""
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb", buffering=0) as file:
+        return file.read()
 
 
-def _kilobytes(path: str, *names: bytes) -> int:
+def _resident(proc: int, pid: int) -> int:
+    return _kilobytes(proc, f"{pid}/status", b"RssAnon:", b"RssShmem:")
+
+
+def _proportional(proc: int, pid: int) -> int:
+    return _kilobytes(proc, f"{pid}/smaps_rollup", b"Pss_Anon:", b"Pss_Shmem:")
+
+
+def _kilobytes(proc: int, path: str, *names: bytes) -> int:
     """The sum of these lines, in bytes; 0 if the process has ended or cannot be looked at."""
     with suppress(OSError):
-        return sum(int(line.split()[1]) << 10 for line in _read(path).splitlines() if line.startswith(names))
+        return sum(int(line.split()[1]) << 10 for line in read(proc, path).splitlines() if line.startswith(names))
     return 0
-
-
-def _read(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
