@@ -59,19 +59,19 @@ class Choice:
         """
         if self._params.top_logprobs:
             tell = None
-        failure: AgentrtError | None = None
         async with anyio.create_task_group() as group:
             if tell is not None:
                 group.start_soon(self._follow, tell)
-            try:
-                completion = await self._turn.sample(self._params, self._max_tokens, self._wake, self._grammar)
+            last: Delta | AgentrtError
+            try:  # it is kept at once: the listener that is waited for here may go away
+                last = self._last(await self._turn.sample(self._params, self._max_tokens, self._wake, self._grammar))
             except AgentrtError as error:  # raised below, for a task group would wrap it
-                failure = error
+                last = error
             self._is_over = True
             self._grown.set()
-        if failure is not None:
-            raise failure
-        return self._last(completion)
+        if isinstance(last, AgentrtError):
+            raise last
+        return last
 
     async def _follow(self, tell: Callable[[Delta], Awaitable[None]]) -> None:
         while not self._is_over:

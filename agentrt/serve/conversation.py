@@ -48,7 +48,7 @@ class Branch:
 
     def __init__(self, name: str, session: Session, fork: Fork | None = None, rewrite: Rewrite | None = None) -> None:
         self.name, self.session, self.fork, self.rewrite = name, session.__enter__(), fork, rewrite
-        self._is_open = True
+        self.is_open = True
         self.tools: tuple[FunctionTool, ...] = ()
         self.messages: list[Message] = []
         self.marks: list[Mark] = []
@@ -67,8 +67,8 @@ class Branch:
 
     def close(self) -> None:
         """Nothing is appended any more: its KV is given back. The ids stay."""
-        if self._is_open:
-            self._is_open = False
+        if self.is_open:
+            self.is_open = False
             self.session.__exit__(None, None, None)
 
     def record(self) -> BranchRecord:
@@ -160,12 +160,14 @@ class Conversation:
 
     @asynccontextmanager
     async def ids(self, prompt: Sequence[int], n: int) -> AsyncIterator[list[OpenTurn]]:
-        """`n` turns after `prompt`: one goes on the branch that `prompt` begins with, if there is one."""
+        """`n` turns after `prompt`: one goes on the branch that `prompt` begins with, if an open one is there."""
         prompt = list(prompt)
         goes_on = [
             branch
             for branch in self.branches.values()
-            if branch.claim is None and prompt[: len(branch.tokens)] == branch.tokens.token_ids.tolist()
+            if branch.claim is None
+            and branch.is_open
+            and prompt[: len(branch.tokens)] == branch.tokens.token_ids.tolist()
         ]
         first = max(goes_on, key=lambda branch: len(branch.tokens), default=None) or self._opened()
         others = [self._opened() for _ in range(n - 1)]

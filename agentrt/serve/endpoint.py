@@ -10,6 +10,7 @@ import anyio
 
 from agentrt.core.errors import AgentrtError
 from agentrt.core.protocol import Grammar
+from agentrt.env.chat import offload
 from agentrt.env.chat.renderer import Family
 from agentrt.serve.choice import Choice, Delta
 from agentrt.serve.conversation import Conversation, OpenTurn, Sessions
@@ -27,7 +28,7 @@ class Generation(NamedTuple):
 
     form: Form
     envelope: Envelope
-    prompt_ids: list[int]
+    prompt_ids: Sequence[int]
     choices: list[Choice]
 
 
@@ -50,7 +51,8 @@ class Endpoint:
         closes = self.renderer.calls.closes
         ends_with_call = (closes,) if closes and not parallel and choice.kind != "none" else ()
         params = sampling_params(request, self.renderer.stop_token_ids, ends_with_call, request.top_logprobs)
-        max_tokens = request.max_completion_tokens or request.max_tokens
+        asked = (request.max_completion_tokens, request.max_tokens)
+        max_tokens = next((number for number in asked if number is not None), None)
         grammars = await self._forced(choice, tools, request.choices, parallel=parallel)
         async with conversation.chat(messages, tools, request.choices) as turns:
             views = [
@@ -72,10 +74,10 @@ class Endpoint:
     @asynccontextmanager
     async def text(self, request: TextRequest, conversation: Conversation, name: str) -> AsyncIterator[Generation]:
         """A completion of one prompt."""
-        prompt = self._prompt(request.prompt)
+        prompt = await self._prompt(request.prompt)
         params = sampling_params(request, self.renderer.stop_token_ids, (), request.logprobs)
         async with conversation.ids(prompt, request.choices) as turns:
-            granted = self._granted(turns, request.max_tokens or DEFAULT_TEXT_TOKENS)
+            granted = self._granted(turns, DEFAULT_TEXT_TOKENS if request.max_tokens is None else request.max_tokens)
             views = [
                 TextView(
                     self.tokenizer, params.stop_token_ids, request.stops, keeps_stop=request.include_stop_str_in_output
@@ -112,11 +114,11 @@ class Endpoint:
             )
         return left if asked is None else asked
 
-    def _prompt(self, given: str | list[Any]) -> list[int]:
+    async def _prompt(self, given: str | list[Any]) -> Sequence[int]:
         if isinstance(given, list) and len(given) == 1 and isinstance(given[0], (str, list)):
             given = given[0]
         if isinstance(given, str):
-            ids = self.tokenizer.encode(given)
+            ids: Sequence[int] = await offload.encoded(partial(self.tokenizer.encode, given), len(given))
         elif all(type(one) is int for one in given):
             ids = given
         else:

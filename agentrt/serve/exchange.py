@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Send
 
 from agentrt.core.errors import AgentrtError, RequestError, UsageError
@@ -17,12 +17,15 @@ CLIENT_GONE = 499
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body; `BadRequest` as soon as it is longer than `limit` bytes."""
+    """The body; `BadRequest` as soon as it is longer than `limit` bytes, and for a client that goes away before its end."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise BadRequest(f"the body is longer than {limit} bytes", status=413)
+    try:
+        async for part in request.stream():
+            body += part
+            if len(body) > limit:
+                raise BadRequest(f"the body is longer than {limit} bytes", status=413)
+    except ClientDisconnect as error:
+        raise BadRequest("the client went away", status=CLIENT_GONE) from error
     return bytes(body)
 
 
@@ -52,7 +55,8 @@ class Out:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.has_started = self.is_done = False
-        self.status = 200
+        self.status = 500
+        """Of what was sent. What is nobody's error becomes 500, after us."""
 
     async def reply(self, data: dict[str, Any], status: int = 200) -> None:
         """A JSON reply."""

@@ -6,7 +6,10 @@ import msgspec
 
 from agentrt.core.protocol import EngineStatistics
 
-GAUGES = ("running", "waiting", "sessions", "version", "pages_total", "pages_free", "pages_cached")
+GAUGES = (
+    "running", "waiting", "sessions", "version", "pages_total", "pages_free", "pages_cached", "pages_pinned", "sessions_parked",
+    "host_pages_total", "host_pages_free",
+)  # fmt: skip
 """Fields of the engine's statistics that go up and down; the others are totals."""
 
 
@@ -35,4 +38,4 @@ class Metrics:
 
 
 def _one(name: str, kind: str, value: float) -> list[str]:
-    return [f"# TYPE agentrt_{name} {kind}", f"agentrt_{name} {value:g}"]
+    return [f"# TYPE agentrt_{name} {kind}", f"agentrt_{name} {value}"]

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 from standing import standing
 
+from agentrt.core.protocol import EngineStatistics
 from agentrt.serve import app
+from agentrt.serve.metrics import Metrics
 from agentrt.testing.engine import ScriptedEngine
 
 pytestmark = pytest.mark.anyio
@@ -22,6 +25,9 @@ ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a
         ("chat/completions", ASK | {"n": 0}, "n must be 1 to 128, not 0"),
         ("chat/completions", ASK | {"max_tokens": "x"}, "max_tokens: Expected `int | null`, got `str`"),
         ("chat/completions", ASK | {"max_tokens": 9999}, "do not fit the context"),
+        ("chat/completions", ASK | {"max_tokens": 0}, "max_tokens 0 do not fit"),
+        ("chat/completions", ASK | {"max_completion_tokens": 0, "max_tokens": 5}, "max_tokens 0 do not fit"),
+        ("completions", {"prompt": "a", "max_tokens": 0}, "max_tokens 0 do not fit"),
         ("chat/completions", ASK | {"response_format": {"type": "json_object"}}, "only type 'text' is served"),
         ("chat/completions", ASK | {"tool_choice": "required"}, "there are no tools"),
         (
@@ -89,3 +95,38 @@ async def test_health_models_and_metrics() -> None:
     assert 'agentrt_requests_total{endpoint="chat",status="400"} 1' in lines
     assert "agentrt_engine_sessions 0" in lines
     assert "# TYPE agentrt_engine_steps_total counter" in lines
+
+
+def test_metrics_are_exact_and_say_what_goes_down() -> None:
+    text = Metrics().text(EngineStatistics(tokens_sampled=123_456_789, pages_pinned=5), 0)
+    lines = text.splitlines()
+    assert "agentrt_engine_tokens_sampled_total 123456789" in lines
+    assert "agentrt_engine_pages_pinned 5" in lines
+    totals = {line.split()[2] for line in lines if line.startswith("# TYPE") and line.endswith("counter")}
+    assert totals == {"agentrt_requests_total"} | {
+        f"agentrt_engine_{name}_total"
+        for name in (
+            "tokens_prefilled", "tokens_reused", "tokens_sampled", "tokens_drafted", "tokens_accepted",
+            "tokens_reprefilled", "steps", "preemptions", "verifications", "copies_failed",
+        )
+    }  # fmt: skip
+
+
+async def test_a_client_that_goes_away_before_its_body_has_come_is_one() -> None:
+    async with standing(ScriptedEngine([[1]])) as up:
+        for path in ("/v1/chat/completions", "/sessions/s/reward"):
+            async with await anyio.connect_tcp("127.0.0.1", int(up.url.rpartition(":")[2])) as sock:
+                await sock.send(f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{{".encode())
+                await anyio.sleep(0.05)
+        for _ in range(500):
+            if up.served.metrics.requests:
+                break
+            await anyio.sleep(0.01)
+        assert dict(up.served.metrics.requests) == {("chat", 499): 1}
+
+
+async def test_an_error_that_is_nobodys_is_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with standing(ScriptedEngine([[1]])) as up, httpx.AsyncClient(base_url=up.url) as http:
+        monkeypatch.setattr(up.served, "conversation", None)
+        assert (await http.post("/v1/chat/completions", json=ASK)).status_code == 500
+        assert dict(up.served.metrics.requests) == {("chat", 500): 1}

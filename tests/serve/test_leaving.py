@@ -1,30 +1,46 @@
 """Clients that go away (C55): no ghost request, slots and pages back, and a session that goes on from what was said."""
 
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 import httpx
 import pytest
 from openai import APITimeoutError
-from standing import Up, standing
+from standing import BYTES, Up, standing
 from steady import toy_engine
 
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.records import joined
+from agentrt.core.spec import SamplingParams
 from agentrt.engine.service import EngineService
+from agentrt.env.chat.message import Message
+from agentrt.serve.choice import Choice, Delta
+from agentrt.serve.conversation import Conversation
+from agentrt.serve.view import TextView
 
 pytestmark = pytest.mark.anyio
 ASK: Any = [{"role": "user", "content": "go on"}]
+PARAMS = SamplingParams()
 LONG: dict[str, Any] = {"model": "m", "messages": ASK, "max_tokens": 3000}
 
 
-async def quiet(engine: EngineService, seconds: float = 1.0) -> EngineStatistics:
-    """The engine's statistics once nothing runs in it and no page is held, or after `seconds`."""
+async def until(is_so: Callable[[], bool], seconds: float = 1.0) -> None:
+    """Wait for it, or for `seconds`."""
     for _ in range(int(seconds * 100)):
-        now = engine.statistics()
-        if not (now.running or now.waiting) and free_pages(now) == now.pages_total:
+        if is_so():
             break
         await anyio.sleep(0.01)
+
+
+async def quiet(engine: EngineService) -> EngineStatistics:
+    """The engine's statistics once nothing runs in it and no page is held, or after a second."""
+
+    def is_quiet() -> bool:
+        now = engine.statistics()
+        return not (now.running or now.waiting) and free_pages(now) == now.pages_total
+
+    await until(is_quiet)
     return engine.statistics()
 
 
@@ -91,6 +107,45 @@ async def test_c55_a_close_after_the_last_chunk_is_no_abort() -> None:
                 break
         await stream.close()
     assert [turn.finish_reason for turn in up.records[0].branches[0].turns] == ["length"]
+
+
+async def test_what_was_sampled_before_its_listener_went_away_is_a_turn() -> None:
+    """The engine has ended the turn, and a delta of it is still on its way to a client that reads no more."""
+    async with toy_engine(seconds=0) as engine:
+        with Conversation(engine, BYTES, seed=0) as conversation:
+            async with conversation.chat((Message("user", "a"),), (), 1) as [turn]:
+                choice = Choice(
+                    0, turn, TextView(BYTES.tokenizer, (), (), keeps_stop=False), PARAMS, 9, keeps_message=True
+                )
+
+                async def never_read(delta: Delta) -> None:
+                    await anyio.sleep_forever()
+
+                with anyio.CancelScope() as scope:
+                    async with anyio.create_task_group() as group:
+                        group.start_soon(choice.play, never_read)
+                        await until(lambda: len(turn.branch.tokens) == turn.context + 9)
+                        await anyio.sleep(0.05)
+                        scope.cancel()
+            [record] = conversation.records()
+            assert [(one.end - one.start, one.finish_reason) for one in record.turns] == [(9, "length")]
+            async with conversation.chat((Message("user", "a"),), (), 1) as [again]:
+                assert again.prompt_ids == BYTES.prompt([Message("user", "a")])
+
+
+async def test_ids_that_begin_with_a_turn_that_was_left_have_a_branch_of_their_own() -> None:
+    body: dict[str, Any] = {"prompt": [65, 66], "max_tokens": 3000, "stream": True}
+    async with toy_engine() as engine, standing(engine) as up, httpx.AsyncClient(base_url=up.url) as http:
+        async with http.stream("POST", "/sessions/s/v1/completions", json=body) as reply:
+            await anext(reply.aiter_lines())
+        await quiet(engine)
+        [left] = up.served.recordings.get("s").record().branches
+        body = {"prompt": [*left.token_ids], "max_tokens": 2, "return_token_ids": True}
+        more = (await http.post("/sessions/s/v1/completions", json=body)).json()["choices"][0]["token_ids"]
+    [one, other] = up.records[0].branches
+    assert [turn.finish_reason for turn in one.turns] == ["client_abort"]
+    assert other.token_ids.tolist() == [*left.token_ids, *more]
+    assert [(turn.start, turn.finish_reason) for turn in other.turns] == [(len(left.token_ids), "length")]
 
 
 async def test_200_streams_of_which_a_fifth_drops_out_leave_nothing() -> None:

@@ -2,8 +2,9 @@
 
 Allowed by default. Denied: sockets (but pairs of Unix ones, and TCP over IPv4 where a call has a port), io_uring,
 namespaces, mounts, ptrace and the like, keyrings, System V and POSIX IPC, memfd (memory that no limit counts), bpf,
-modules, clocks, limits and priorities of any process but the caller (its supervisor is of the same user). `clone3` is ENOSYS, so that libc falls back to `clone`, whose flags a filter can read; so is everything
-newer than `LAST_KNOWN`. The 32-bit ABI is killed.
+modules, clocks, limits and priorities of any process but the caller (its supervisor is of the same user). `clone3` is
+ENOSYS, so that libc falls back to `clone`, whose flags a filter can read; so is everything newer than `LAST_KNOWN`. The
+32-bit ABI is killed.
 """
 
 import ctypes

@@ -189,7 +189,11 @@ def test_what_is_no_number_is_not_measured_by_a_schema(text: str) -> None:
             "expected <arg_key> or </tool_c",
         ),
         (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}}</tool_call>', 'the key "a" is there twice'),
-        (HERMES, '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}', "the arguments are not valid JSON: Expecting"),
+        (
+            HERMES,
+            '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}',
+            "the arguments are not valid JSON: Expecting",
+        ),
         (HERMES, '<tool_call>{"a": 1, "a": 2, "b": ' + "[" * 9000, "the call is nested too deeply"),
         (WHOLE, '{"name": "now", "parameters": {"a": 1,}}', "the arguments are not valid JSON: "),
         (WHOLE, '{"name": "now", "parameters": {"a": 1, "a": 2},', "the arguments are not valid JSON: "),
