@@ -24,7 +24,8 @@ from agentrt.sandbox.zygote import Zygote
 
 READ_BYTES = 65_536
 READS_A_TURN = 8
-"""Of a pipe that is full, before others have their turn: half a millisecond of the event loop."""
+"""Of a full pipe whose bytes are only kept, before others have their turn: half a millisecond of the event loop. What is
+taken apart is read once: it may be lines of one byte."""
 TEAR_DOWN_SECONDS = 5.0
 """Its bound. A supervisor ends a call in milliseconds, unless the kernel itself hangs."""
 _FULL_PIPE_READS = 16
@@ -80,6 +81,7 @@ class Process:
             self._events.register(self._call, select.EPOLLIN)
             self._feeds: dict[int, Callable[[bytes], None]] = {}
             """The pipes that have not ended, and what takes their bytes."""
+            self._kept = (self._feed_stdout, self._feed_stderr)
             self._handed = [call.fileno()]
             for feed in (self._take_stdout, self._feed_stderr, self.reply.feed):
                 read, write = os.pipe()
@@ -206,7 +208,7 @@ class Process:
         if fd == self._call.fileno():
             self._take_word()
             return
-        for _ in range(READS_A_TURN):
+        for _ in range(READS_A_TURN if self._feeds[fd] in self._kept else 1):
             if not self._read_some(fd):
                 break
 

@@ -9,7 +9,7 @@ Pure: bytes in, values out, memory bounded.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -44,7 +44,8 @@ class Said(NamedTuple):
 
 
 class Reply:
-    """Takes lines apart as they come. More than `cap` bytes in a line are no reply."""
+    """Takes lines apart as they come. More than `cap` bytes in a line are no reply; of progress that comes at once the last
+    is heard."""
 
     __slots__ = ("_buffer", "_cap", "_lines", "_on_progress", "_overflowed")
 
@@ -54,12 +55,13 @@ class Reply:
 
     def feed(self, data: bytes) -> None:
         """Take what was read."""
-        self._buffer += data
-        *lines, rest = self._buffer.split(b"\n")
-        for line in lines:
-            self._take(bytes(line))
-        self._overflowed |= len(rest) > self._cap
-        self._buffer = rest[: self._cap]
+        whole, newline, rest = data.rpartition(b"\n")
+        if newline:
+            self._take(bytes(self._buffer + whole).split(b"\n"))
+            self._buffer.clear()
+        self._buffer += rest
+        self._overflowed |= len(self._buffer) > self._cap
+        del self._buffer[self._cap :]
 
     @property
     def has_line(self) -> bool:
@@ -76,19 +78,20 @@ class Reply:
             return Said("output", f"the tool's reply has more than {self._cap} bytes")
         return read(lines[0]) if len(lines) == 1 else Said("tool_error", NOT_A_REPLY)
 
-    def _take(self, line: bytes) -> None:
-        if not line.strip() or len(self._lines) > 1:
-            return
-        if _PROGRESS.match(line):
-            self._hear_progress(line)
-            return
-        self._overflowed |= len(line) > self._cap
-        self._lines.append(line)
-
-    def _hear_progress(self, line: bytes) -> None:
-        if self._on_progress is not None:
+    def _take(self, lines: Iterable[bytes]) -> None:
+        """Whole lines, of which there may be tens of thousands: a second one that is no progress spoils the reply."""
+        progress = b""
+        for line in filter(bytes.strip, lines):
+            if len(self._lines) > 1:
+                break
+            if _PROGRESS.match(line):
+                progress = line
+                continue
+            self._overflowed |= len(line) > self._cap
+            self._lines.append(line)
+        if progress and self._on_progress is not None:
             with suppress(msgspec.DecodeError, UnicodeDecodeError):
-                self._on_progress(json.decode(line, Progress))
+                self._on_progress(json.decode(progress, Progress))
 
 
 def read(line: bytes) -> Said:

@@ -109,12 +109,11 @@ class Sandbox:
         with permit:
             try:
                 await self._settle()
-            except OSError as error:
-                text = f"the episode's files cannot be copied: {error}"
-                return self._noted(ToolResult(outcome="infra", text=text), permit.waited)
-            result = await self._run(
-                argv, request, seconds=seconds, terms=terms, on_progress=on_progress, outside=outside
-            )
+                result = await self._run(
+                    argv, request, seconds=seconds, terms=terms, on_progress=on_progress, outside=outside
+                )
+            except OSError as error:  # no descriptor, no process, no room for the files of a fork
+                result = ToolResult(outcome="infra", text=f"this machine has no room for the call: {error}")
         return self._noted(result, permit.waited)
 
     def _noted(self, result: ToolResult, waited: float) -> ToolResult:

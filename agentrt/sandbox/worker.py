@@ -81,6 +81,7 @@ class Worker:
             return answered(process, said, said.outcome if said else "ok", code=None, seconds=elapsed)
 
     async def _started(self) -> Process:
+        zygote, job = self._start()
         with ExitStack() as stack:
             process = stack.enter_context(
                 Process(self._limits.output_bytes, self._limits.reply_bytes, self._hear_progress, self._take_stdout())
@@ -89,7 +90,6 @@ class Worker:
             stack.callback(os.close, self._stdin)
             os.set_blocking(self._stdin, False)
             self._process, self._scope, self._calls = process, stack.pop_all(), 0
-        zygote, job = self._start()
         await process.start(zygote, job, stdin, self._limits.start_seconds)
         if process.status is not None:
             return process

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import anyio
@@ -69,15 +70,17 @@ class Zygote:
             kept=0 if kind.has_port else KEPT_SLOTS, has_port=kind.has_port,
         )  # fmt: skip
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, ExitStack() as opened:
+            opened.enter_context(self._control)
             inside = os.path.dirname(os.path.abspath(__file__))
             self._process = subprocess.Popen(
                 [os.path.realpath(sys.executable), "-I", "-S", "-c", _START, inside, str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),), env=_ENVIRONMENT, cwd="/", start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
-        self._control.send(written(setup))
-        self._control.setblocking(False)
+            self._control.send(written(setup))
+            self._control.setblocking(False)
+            opened.pop_all()  # `close` is for it
         self._uid = place.uid
         self.takes_calls = True
         """Nobody has found it dead, or dying."""

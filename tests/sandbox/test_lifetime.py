@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 import pytest
@@ -18,6 +19,7 @@ from agentrt.sandbox.level import Level
 from agentrt.sandbox.permits import Permits
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
+from agentrt.sandbox.terms import Protocol, Terms
 from agentrt.sandbox.zygote import Kind
 
 SLEEP = "sleep 3601 & setsid sh -c 'sleep 3602 & sleep 3603' & trap '' TERM; sleep 3604"
@@ -265,6 +267,29 @@ def test_a_copy_for_which_there_is_no_room_is_no_fork_with_fewer_files(
             with first.fork() as second, monkeypatch.context() as patch:
                 patch.setattr(os, "sendfile", full)
                 result = await shell(second, "cat a")
-                assert (result.outcome, "cannot be copied: [Errno 28] No space" in result.text) == ("infra", True)
+                assert (result.outcome, "no room for the call: [Errno 28] No space" in result.text) == ("infra", True)
 
     anyio.run(main)
+
+
+@pytest.mark.parametrize("protocol", ["oneshot", "worker", "shared"])
+def test_no_process_and_no_descriptor_are_infra(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, protocol: Protocol
+) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async def main() -> None:
+        argv, terms = ["/bin/sh", "-c", "read line; echo '{\"result\": \"here\"}' >&3"], Terms(protocol=protocol)
+        with Sandbox(Permits(4), launcher) as sandbox:
+            for place in (subprocess, "Popen"), (os, "pipe"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(launcher, "_zygotes", {})
+                    patch.setattr(*place, full)
+                    result = await sandbox.call(argv, {}, seconds=20, terms=terms)
+                    assert (result.outcome, "Resource temporarily" in result.text) == ("infra", True)
+            assert (await sandbox.call(argv, {}, seconds=20, terms=terms)).text == "here"
+
+    before = of_ours()["descriptors"]
+    anyio.run(main)
+    assert of_ours()["descriptors"] <= before + 1  # the zygote's, which stays

@@ -51,8 +51,23 @@ def test_a_flood_of_progress_holds_no_memory() -> None:
     for _ in range(1000):
         reply.feed(b'{"progress": 0.5}\n' * 10 + b'{"progress": 0.5')
         reply.feed(b"}\n")
-    assert len(heard) == 11_000
+    assert len(heard) == 2_000
     assert not reply.has_line
+    reply.feed(RESULT)
+    assert reply.said() == Said("ok", "1")
+
+
+def test_of_progress_that_comes_at_once_the_last_is_heard() -> None:
+    lines = b'{"progress": 0.1}\n{"progress": 0.2}\n' + RESULT + b'{"progress": 0.3}\n{"pro'
+    assert said(lines, b'gress": 0.4}\n') == (Said("ok", "1"), [Progress(0.3), Progress(0.4)])
+
+
+def test_a_flood_of_lines_is_no_reply_and_leaves_nothing_for_the_next() -> None:
+    reply = Reply(1000)
+    for _ in range(10):
+        reply.feed(b"a\n \n\n" * 10_000)
+    assert reply.said() == Said("tool_error", NOT_A_REPLY)
+    assert reply.said() is None
     reply.feed(RESULT)
     assert reply.said() == Said("ok", "1")
 
