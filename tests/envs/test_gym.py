@@ -1,17 +1,26 @@
 """reasoning-gym's data sets as an environment: stable tasks, their own scorer, cheaters that get nothing."""
 
 import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from agentrt import StopReason, Task
 from agentrt.core.errors import UsageError
 from agentrt.env import registry
+from agentrt.env.tool import Tool
 from agentrt.rollout.play import run_episode
+from agentrt.sandbox.permits import Permits
+from agentrt.sandbox.sandbox import Sandbox
 from agentrt.testing import ScriptedEngine, said, stage
+from agentrt_envs import gym
 from agentrt_envs.gym import HOSTILE, ReasoningGym, tagged
+from agentrt_tools import called
 
 pytest.importorskip("reasoning_gym", reason="the extra gym is not installed")
 pytestmark = [
@@ -49,7 +58,9 @@ async def test_the_right_answer_scores_one_in_an_episode(name: str) -> None:
     async for task in environment.tasks("adversarial"):
         right = task.data["entry"]["answer"]
         for text, expected in ((f"so <answer> {right}\n</answer>", 1.0), (right, 0.0)):
-            record = await run_episode(stage(environment, ScriptedEngine([said(text)])), task)
+            setup = stage(environment, ScriptedEngine([said(text)]))
+            setup.sandboxes = partial(Sandbox, Permits(2))
+            record = await run_episode(setup, task)
             assert (record.reward, record.metrics["turns"]) == (expected, 1.0)
         if task.id.endswith("-3"):
             break
@@ -71,6 +82,8 @@ async def test_a_cheater_gets_nothing_on_adversarial_tasks(name: str) -> None:
             question,
             " ".join(map(str, range(2000))),
             "entry['answer']",
+            "__import__('os')",
+            "exit()",
             *lures,
         ]
         texts = [f"<answer>{word}</answer>" for word in words] + words
@@ -80,8 +93,70 @@ async def test_a_cheater_gets_nothing_on_adversarial_tasks(name: str) -> None:
                 assert await environment.score(cast(Any, ended(text, task))) == 0.0, text[:80]
 
 
-def ended(answer: str, task: Task) -> SimpleNamespace:
-    return SimpleNamespace(answer=answer, task=task, stop_reason=StopReason.COMPLETED)
+def ended(answer: str, task: Task, run: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(answer=answer, task=task, stop_reason=StopReason.COMPLETED, run=run or here)
+
+
+async def here(program: Tool, arguments: dict[str, Any]) -> str:
+    """As `Episode.run`, in this process: only for answers that do no harm."""
+    reply = called.answer(*program.argv[-2:], arguments)
+    if "error" in reply:
+        raise RuntimeError(reply["error"])
+    return str(reply["result"])
+
+
+@pytest.fixture
+def in_the_sandbox() -> Iterator[Any]:
+    with Sandbox(Permits(2)) as sandbox:
+
+        async def run(program: Tool, arguments: dict[str, Any]) -> str:
+            result = await sandbox.call(program.argv, arguments, seconds=60, terms=program.terms)
+            if result.outcome != "ok":
+                raise RuntimeError(result.text)
+            return result.text
+
+        yield run
+
+
+def reachable(folder: Path) -> Path:
+    folder.chmod(0o777)
+    return folder
+
+
+def found(folder: Path) -> list[Path]:
+    return [*folder.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["n_queens", "countdown", "puzzle24"])
+async def test_an_answer_that_is_evaluated_reaches_nothing(
+    name: str, tmp_path: Path, in_the_sandbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = ReasoningGym(name)
+    task = await anext(environment.tasks("train"))
+    mark = reachable(tmp_path) / "m"
+    code = f"__import__('os').open('{mark}',64)"
+    assert await environment.score(cast(Any, ended(f"<answer>{code}</answer>", task, in_the_sandbox))) == 0.0
+    right = f"<answer>{task.data['entry']['answer']}</answer>"
+    monkeypatch.setattr(gym, "_CODE", re.compile("(?!)"))
+    monkeypatch.setattr(gym, "SPARE_CHARACTERS", 1000)
+    limits = msgspec.structs.replace(gym.SCORER.terms.limits, wall_seconds=1)
+    terms = msgspec.structs.replace(gym.SCORER.terms, limits=limits)
+    monkeypatch.setattr(gym, "SCORER", msgspec.structs.replace(gym.SCORER, terms=terms))
+    for text in (code, "9**9**9**9**9", "exit()"):
+        score = await environment.score(cast(Any, ended(f"<answer>{text}</answer>", task, in_the_sandbox)))
+        assert score < 0.1
+    assert found(tmp_path) == []
+    assert await environment.score(cast(Any, ended(right, task, in_the_sandbox))) == 1.0
+
+
+async def test_a_scorer_that_takes_not_even_the_right_answer_gives_no_zero() -> None:
+    async def broken(program: Tool, arguments: dict[str, Any]) -> str:
+        raise RuntimeError("no module named reasoning_gym")
+
+    environment = ReasoningGym("chain_sum")
+    task = await anext(environment.tasks("train"))
+    with pytest.raises(RuntimeError, match="no module"):
+        await environment.score(cast(Any, ended("<answer>1</answer>", task, broken)))
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ def test_no_process_and_no_descriptor_are_infra(
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
     async def main() -> None:
-        argv, terms = ["/bin/sh", "-c", "read line; echo '{\"result\": \"here\"}' >&3"], Terms(protocol=protocol)
+        argv, terms = ["/bin/sh", "-c", 'read line; echo \'{"result": "here"}\' >&3'], Terms(protocol=protocol)
         with Sandbox(Permits(4), launcher) as sandbox:
             for place in (subprocess, "Popen"), (os, "pipe"):
                 with monkeypatch.context() as patch:

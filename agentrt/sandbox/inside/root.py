@@ -60,6 +60,7 @@ def build(root: str, readable: Iterable[str], episodes: str) -> bool:
     linux.pivot_root(root, root + _OLD)
     os.chdir("/")
     linux.unmount(_OLD)
+    _mount_tmp(readable, "size=16m,mode=1777")  # some packages write there when they are imported
     linux.sethostname("sandbox")
     return has_proc
 
@@ -84,8 +85,7 @@ def enter(has_proc: bool) -> tuple[int, int]:
 
 def furnish(readable: Iterable[str]) -> None:
     """For one call that is to come: its /tmp and its /dev/shm, yet without a size."""
-    with _kept(path for path in readable if path.startswith("/tmp/")):
-        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, "size=4k,mode=1777")
+    _mount_tmp(readable, "size=4k,mode=1777")
     linux.mount("tmpfs", "/dev/shm", "tmpfs", _SAFE, "size=4k,mode=1777")
 
 
@@ -108,6 +108,11 @@ def map_user(inside: int, uid: int, gid: int) -> None:
         fd = os.open(f"/proc/self/{name}", os.O_WRONLY)
         os.write(fd, text.encode())
         os.close(fd)
+
+
+def _mount_tmp(readable: Iterable[str], options: str) -> None:
+    with _kept(path for path in readable if path.startswith("/tmp/")):
+        linux.mount("tmpfs", "/tmp", "tmpfs", _SAFE, options)
 
 
 def _proc(target: str) -> bool:
