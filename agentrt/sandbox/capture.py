@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 MARKER_BYTES = 64
 """Room kept for the marker, so that the text with it stays within the cap."""
+MIN_BYTES = 4 * MARKER_BYTES
+"""The least cap."""
 
 
 class Captured(NamedTuple):
@@ -24,8 +26,8 @@ class Capture:
     __slots__ = ("_head", "_head_cap", "_tail", "cap", "total_bytes")
 
     def __init__(self, cap: int) -> None:
-        if cap < 4 * MARKER_BYTES:
-            raise ValueError(f"a cap of {cap} bytes leaves no room; {4 * MARKER_BYTES} is the least")
+        if cap < MIN_BYTES:
+            raise ValueError(f"a cap of {cap} bytes leaves no room; {MIN_BYTES} is the least")
         self.cap, self._head_cap = cap, cap * 3 // 4
         self._head, self._tail = bytearray(), bytearray()
         self.total_bytes = 0

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from agentrt.sandbox.capture import MIN_BYTES
 from agentrt.sandbox.level import Level
 
 MAX_FILES = 1024
@@ -46,6 +47,8 @@ class ToolLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"limits.{name} must be a number above 0, not {value}")
+        if self.output_bytes < MIN_BYTES:
+            raise ValueError(f"limits.output_bytes is at least {MIN_BYTES}, not {self.output_bytes}")
         if self.files > MAX_FILES:
             raise ValueError(f"limits.files is at most {MAX_FILES}, not {self.files}")
 

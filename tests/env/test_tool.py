@@ -53,6 +53,10 @@ def test_unknown_tools_name_the_nearest(tmp_path: Path) -> None:
         ('name = "mine"\n', "missing required field `description`"),
         ('name = "mine"\ndescription = "d"\nparameter = 1\n[parameters]\n', "did you mean 'parameters'"),
         ("name =\n", "not valid TOML"),
+        (
+            'name = "mine"\ndescription = "d"\n[parameters]\n[limits]\noutput_bytes = 100\n',
+            "limits.output_bytes is at least 256, not 100",
+        ),
     ],
 )
 def test_a_wrong_manifest_is_explained(tmp_path: Path, manifest: str, words: str) -> None:

@@ -97,6 +97,42 @@ async def test_a_program_that_is_not_there_is_infrastructure(sandbox: Sandbox) -
     assert open_files() == before
 
 
+@pytest.mark.parametrize(
+    ("terms", "why"),
+    [
+        (Terms(environment={"A": "x\0y"}), "embedded null byte"),
+        (Terms(limits=ToolLimits(address_space_mb=10**15)), "int too large to convert to C long"),
+    ],
+)
+async def test_what_keeps_a_program_from_its_start_is_infrastructure(sandbox: Sandbox, terms: Terms, why: str) -> None:
+    result = await sandbox.call(["/bin/true"], {}, seconds=20, terms=terms)
+    assert (result.outcome, why in result.text) == ("infra", True), result
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "code"),
+    [
+        ("", "ok", 0),
+        ("sys.exit(3)", "exit_nonzero", 3),
+        ("raise ValueError", "exit_nonzero", 1),
+        ("sys.stderr.close(); raise ValueError", "exit_nonzero", 1),
+        ("sys.stdout.close()", "ok", 0),
+        ("sys.stdout = None", "ok", 0),
+        ("sys.stdout = object()", "exit_nonzero", 120),
+        ("import atexit; atexit.register(sys.exit, 5)", "ok", 0),
+    ],
+)
+async def test_a_python_program_ends_as_the_interpreter_ends_it(
+    sandbox: Sandbox, launcher: Launcher, end: str, outcome: str, code: int
+) -> None:
+    program = launcher.place.scratch / "ends.py"
+    terms = Terms(readable=(str(program),))
+    program.write_text("import json, sys\nexec(json.loads(input()))\n")
+    argv = [sys.executable, "-I", "-S", str(program)]
+    result = await sandbox.call(argv, end, seconds=20, terms=terms)
+    assert (result.outcome, result.exit_code) == (outcome, code), result.stderr
+
+
 async def test_c14_a_background_child_does_not_hold_the_call(sandbox: Sandbox) -> None:
     result = await shell(sandbox, "(sleep 30 &) ; echo hi", seconds=2)
     assert (result.outcome, result.text, result.exit_code) == ("ok", "hi\n", 0)

@@ -130,13 +130,18 @@ def _become(setup: Setup, ready: Ready, job: Job, rules: int) -> NoReturn:
         if code is None:
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.execvpe(job.argv[0], job.argv, job.environment)
-    except OSError as error:
-        os.write(STATUS, f"{job.argv[0]}: cannot be started: {error.strerror}".encode())
+    except Exception as error:  # nothing of the tool has run
+        reason = error.strerror if isinstance(error, OSError) else error
+        os.write(STATUS, f"{job.argv[0]}: cannot be started: {reason}".encode(errors="replace"))
         os._exit(127)
     os.close(STATUS)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
-    os._exit(_execute(code, job.argv[3:]))
+    exit_code = 1
+    try:
+        exit_code = _execute(code, job.argv[3:])
+    finally:
+        os._exit(exit_code)
 
 
 def _code(setup: Setup, ready: Ready, path: str | None) -> CodeType | None:
@@ -198,8 +203,9 @@ def _execute(code: CodeType, argv: list[str]) -> int:
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
-        except (OSError, ValueError):
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except Exception:  # it may be any object by now
             exit_code = exit_code or 120
     return exit_code
 

@@ -62,6 +62,7 @@ _X86_64 = Machine(
         164, 227, 159, 305,  # settimeofday, clock_settime, adjtimex, clock_adjtime
         135, 154, 172, 173, 163, 179, 153,  # personality, modify_ldt, iopl, ioperm, acct, quotactl, vhangup
         103, 170, 171, 300, 301, 237, 238, 239, 256, 279,  # syslog, set*name, fanotify_*, memory policies
+        162, 306,  # sync, syncfs: they wait, deaf to any signal, for what all others have written
     ),
 )  # fmt: skip
 
@@ -82,6 +83,7 @@ _AARCH64 = Machine(
         170, 112, 171, 266,  # settimeofday, clock_settime, adjtimex, clock_adjtime
         92, 89, 60, 58,  # personality, acct, quotactl, vhangup
         116, 161, 162, 262, 263, 235, 236, 237, 238, 239,  # syslog, set*name, fanotify_*, memory policies
+        81, 267,  # sync, syncfs: they wait, deaf to any signal, for what all others have written
     ),
 )  # fmt: skip
 
