@@ -1,5 +1,7 @@
 """The shipped tools as the runtime runs them, in the sandbox of this machine."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -132,3 +134,23 @@ def test_large_requests_and_results_of_a_session() -> None:
     results = run(code(f"x = {'1' * 3000!r} * 100\nlen(x)  # {'c' * 300_000}", "repl"), code("print(x)", "repl"))
     assert results[0].text == "300000\n"
     assert (results[1].total_bytes, results[1].truncated) == (300_001, True)
+
+
+def test_two_writes_side_by_side_are_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their sandboxes, both are process 2."""
+    put = os.replace
+
+    def late(draft: str, path: str) -> None:
+        monkeypatch.setattr(os, "replace", put)
+        answer({"op": "write", "path": "a", "content": "first to end"}, str(tmp_path))
+        put(draft, path)
+
+    monkeypatch.setattr(os, "replace", late)
+    assert answer({"op": "write", "path": "a", "content": "last to end"}, str(tmp_path)) == "ok"
+    assert (tmp_path / "a").read_text() == "last to end"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_names_that_are_no_text_are_listed() -> None:
+    calls = [("shell", {"command": "touch a $(printf 'b\\377')"}), ("files", {"op": "list"})]
+    assert [result.text for result in run(*calls)] == ["", "a\nb\ufffd"]

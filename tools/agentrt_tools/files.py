@@ -59,7 +59,8 @@ def _edit(path: str, call: dict[str, object]) -> str:
 
 def _list(path: str, call: dict[str, object]) -> str:
     with os.scandir(path) as entries:
-        return "\n".join(sorted(entry.name + "/" * entry.is_dir(follow_symlinks=False) for entry in entries))
+        names = (os.fsencode(entry.name) + b"/" * entry.is_dir(follow_symlinks=False) for entry in entries)
+        return b"\n".join(sorted(names)).decode(errors="replace")  # a name need not be text
 
 
 OPERATIONS: dict[str, Callable[[str, dict[str, object]], str]] = {
@@ -83,8 +84,8 @@ def _replace(path: str, content: str) -> None:
     if len(content.encode()) > MAX_BYTES:
         raise FilesError(f"the file would be larger than {MAX_BYTES} bytes")
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    draft = f"{path}.{os.getpid()}.new"
-    with open(draft, "w", encoding="utf-8", newline="") as file:
+    draft = f"{path}.{os.urandom(4).hex()}.new"  # not by process: two side by side may have the same number
+    with open(draft, "x", encoding="utf-8", newline="") as file:
         file.write(content)
     os.replace(draft, path)
 
