@@ -17,6 +17,7 @@ from agentrt.sandbox.reply import Progress
 from agentrt.sandbox.result import ToolResult
 from agentrt.sandbox.sandbox import Sandbox
 from agentrt.sandbox.terms import Terms, ToolLimits
+from agentrt.sandbox.zygote import Place
 
 pytestmark = pytest.mark.anyio
 SECRETS = (
@@ -109,6 +110,14 @@ async def test_what_keeps_a_program_from_its_start_is_infrastructure(sandbox: Sa
     assert (result.outcome, why in result.text) == ("infra", True), result
 
 
+@pytest.fixture(scope="module")
+def ending(place: Place) -> Path:
+    """A program that ends as its request says. Written once: a zygote keeps what it has compiled."""
+    program = place.scratch / "ending.py"
+    program.write_text("import json, sys\nexec(json.loads(input()))\n")
+    return program
+
+
 @pytest.mark.parametrize(
     ("end", "outcome", "code"),
     [
@@ -123,12 +132,9 @@ async def test_what_keeps_a_program_from_its_start_is_infrastructure(sandbox: Sa
     ],
 )
 async def test_a_python_program_ends_as_the_interpreter_ends_it(
-    sandbox: Sandbox, launcher: Launcher, end: str, outcome: str, code: int
+    sandbox: Sandbox, ending: Path, end: str, outcome: str, code: int
 ) -> None:
-    program = launcher.place.scratch / "ends.py"
-    terms = Terms(readable=(str(program),))
-    program.write_text("import json, sys\nexec(json.loads(input()))\n")
-    argv = [sys.executable, "-I", "-S", str(program)]
+    argv, terms = [sys.executable, "-I", "-S", str(ending)], Terms(readable=(str(ending),))
     result = await sandbox.call(argv, end, seconds=20, terms=terms)
     assert (result.outcome, result.exit_code) == (outcome, code), result.stderr
 
