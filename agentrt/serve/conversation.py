@@ -98,7 +98,8 @@ class OpenTurn:
                 self._observed, params, max_tokens=max_tokens, progress=progress, grammar=grammar
             )
         except BaseException as error:
-            if not isinstance(error, (RequestError, BadRequest)):  # of which nothing was appended
+            is_begun = len(self.branch.tokens) >= self.context  # else the engine refused it, and has appended nothing
+            if is_begun and not isinstance(error, (RequestError, BadRequest)):
                 self._note_partial(CLIENT_ABORT if isinstance(error, get_cancelled_exc_class()) else "abort")
             raise
         if completion.finish_reason == "abort":

@@ -5,14 +5,18 @@ from typing import Any
 
 import anyio
 import httpx
+import numpy as np
 import pytest
-from openai import APITimeoutError
+from numpy.typing import NDArray
+from openai import APITimeoutError, InternalServerError
 from standing import BYTES, Up, standing
 from steady import toy_engine
 
+from agentrt.core.errors import EngineFailure
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.records import joined
 from agentrt.core.spec import SamplingParams
+from agentrt.engine.batch import Batch
 from agentrt.engine.service import EngineService
 from agentrt.env.chat.message import Message
 from agentrt.serve.choice import Choice, Delta
@@ -146,6 +150,29 @@ async def test_ids_that_begin_with_a_turn_that_was_left_have_a_branch_of_their_o
     assert [turn.finish_reason for turn in one.turns] == ["client_abort"]
     assert other.token_ids.tolist() == [*left.token_ids, *more]
     assert [(turn.start, turn.finish_reason) for turn in other.turns] == [(len(left.token_ids), "length")]
+
+
+async def test_what_a_crashed_engine_is_asked_for_is_no_turn() -> None:
+    """Nothing is appended then; the record that said so could not be made, nor any other of the server."""
+    engine = await toy_engine().__aenter__()
+    async with standing(engine) as up:
+        first = up.session("first").chat.completions
+        said = (await first.create(**LONG | {"max_tokens": 3})).choices[0].message.content
+        engine.core.runner.run = broken  # type: ignore[method-assign]
+        with pytest.raises(InternalServerError):
+            await up.session("second").chat.completions.create(**LONG)
+        with pytest.raises(InternalServerError):
+            await first.create(**LONG | {"messages": [*ASK, {"role": "assistant", "content": said}, *ASK]})
+    with pytest.raises(EngineFailure, match="no more memory"):
+        await engine.__aexit__(None, None, None)
+    turns = {
+        record.task_id: [turn.finish_reason for one in record.branches for turn in one.turns] for record in up.records
+    }
+    assert turns == {"first": ["length"], "second": ["abort"]}
+
+
+def broken(batch: Batch) -> NDArray[np.float32]:
+    raise RuntimeError("no more memory")
 
 
 async def test_200_streams_of_which_a_fifth_drops_out_leave_nothing() -> None:
