@@ -90,6 +90,8 @@ def _recorded(branch: BranchRecord) -> Iterable[_Turn]:
     from agentrt.engine.speculate.replay import Figures
 
     for number, turn in enumerate(branch.turns, start=1):
+        if turn.end == turn.start:  # it was ended before its first id
+            continue
         total = turn.queue_seconds + turn.prefill_seconds + turn.decode_seconds
         figures = Figures(
             turn.decode_seconds, total, turn.drafted_tokens, turn.accepted_tokens, turn.verifications, True

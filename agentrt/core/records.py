@@ -273,7 +273,10 @@ class Appender(Generic[T]):
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.close()
-            raise RecordError(f"{path}: another process writes to it; wait for it or stop it") from error
+            why = "another process writes to it; wait for it or stop it"
+            if not isinstance(error, BlockingIOError):
+                why = f"cannot be locked: {error.strerror}; choose a folder on another file system"
+            raise RecordError(f"{path}: {why}") from error
 
     def append(self, record: T) -> None:
         """Write one record; when this returns, the operating system has it. A full disk leaves no half record behind."""

@@ -9,6 +9,7 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -273,7 +274,7 @@ def run_spec(data: Mapping[str, Any], where: str) -> RunSpec:
 
 def to_toml(spec: RunSpec) -> dict[str, Any]:
     """The tables that `run_spec` makes `spec` of."""
-    data: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True)
+    data: dict[str, Any] = msgspec.to_builtins(spec, str_keys=True, builtin_types=(datetime, date, time))
     data["limits"] = {name: UNBOUNDED if value is None else value for name, value in data["limits"].items()}
     return data
 

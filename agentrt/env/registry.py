@@ -28,6 +28,7 @@ from agentrt.core.errors import UsageError, users_code
 from agentrt.core.spec import nearest
 from agentrt.env.environment import Environment
 from agentrt.env.rubric import Rubric
+from agentrt.env.tool import Tool
 
 GROUP = "agentrt.environments"
 
@@ -62,7 +63,13 @@ def load(name: str, **arguments: Any) -> Environment:
     except TypeError as error:
         raise UsageError(f"environment {name}: {_asked_of(kind)}: {error}") from error
     with users_code(f"environment {name}: {kind.__name__}"):
-        return kind(*positional, **arguments)
+        environment = kind(*positional, **arguments)
+        wrong = next((one for one in environment.tools if not isinstance(one, Tool)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"environment {name}: {wrong!r} in tools is no Tool; write tool(...) around a name, a path or a function"
+        )
+    return environment
 
 
 def _asked_of(kind: type[Environment]) -> str:

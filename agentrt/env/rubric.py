@@ -8,7 +8,7 @@ group's mean. If one component is null, so is the episode's reward.
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
-from inspect import iscoroutinefunction
+from inspect import getattr_static, iscoroutinefunction
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -125,14 +125,14 @@ class Rubric:
         self.metrics: dict[str, Callable[..., Awaitable[Any]]] = {}
         self.group_rewards: dict[str, tuple[Callable[..., Awaitable[Any]], float]] = {}
         for name in _names(owner):
-            function = getattr(owner, name)
-            match getattr(function, _MARK, None):
+            written = getattr_static(owner, name)  # not called for: a property may load a data set
+            match getattr(getattr(written, "__func__", written), _MARK, None):
                 case Reward(weight):
-                    self.rewards[name] = function, weight
+                    self.rewards[name] = getattr(owner, name), weight
                 case GroupReward(weight):
-                    self.group_rewards[name] = function, weight
+                    self.group_rewards[name] = getattr(owner, name), weight
                 case Metric():
-                    self.metrics[name] = function
+                    self.metrics[name] = getattr(owner, name)
 
     async def score(self, episode: Episode, seconds: float = math.inf) -> Scores:
         """Run rewards, then metrics. One that raises, or is not done after `seconds`, is null (a metric: left out)."""

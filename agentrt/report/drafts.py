@@ -28,6 +28,8 @@ def speculation(records: Iterable[EpisodeRecord]) -> dict[str, Speculation]:
         for branch in record.branches:
             start = branch.fork.at if branch.fork else 0
             for turn in branch.turns:
+                if turn.end == turn.start:  # it was ended before its first id
+                    continue
                 version = f"version {branch.versions[turn.start - start]}"
                 turns.setdefault(version, []).append(turn)
     everything = [turn for some in turns.values() for turn in some]

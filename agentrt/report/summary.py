@@ -123,7 +123,7 @@ def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: 
     if any(reason.startswith(RAISED) for reason in summary.unscored):
         table.add_row("", f"where: `{RAISED}` in logs/agentrt.jsonl")
     for name, value in summary.metrics.items():
-        table.add_row(f"  {name}", f"{value:.3f}  (metric)")
+        table.add_row(f"  {escape(name)}", f"{value:.3f}  (metric)")
     table.add_row("ended by", ", ".join(f"{reason} {count}" for reason, count in summary.stop_reasons.items()) or "–")
     table.add_row("turns", f"{summary.turns}, with {summary.tool_calls} tool calls")
     for name, outcomes in summary.tools.items():

@@ -148,7 +148,8 @@ class Rollouts:
             await dispatch(runtime.setup, self._plans(), self, QUIET, max_concurrent=runtime.max_concurrent)
 
     def close(self) -> None:
-        """Hand over no more. `Runtime` does it at its end."""
+        """Hand over no more. `Runtime` does it at its end, also of rollouts that had no time to begin."""
+        self._send.close()
         self._ended.close()
 
     def version_changed(self) -> None:

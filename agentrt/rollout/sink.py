@@ -108,7 +108,7 @@ class RunFolder:
     def remove_if_empty(self) -> None:
         """Remove a folder in which there is no record: what could not begin is in nobody's way when it is tried again."""
         if not (self.path / TRAJECTORIES).exists() or (self.path / TRAJECTORIES).stat().st_size == 0:
-            shutil.rmtree(self.path)
+            shutil.rmtree(self.path, ignore_errors=True)  # there is an error already, and it is the one to see
 
     def trajectories(self) -> Iterable[EpisodeRecord]:
         """The records so far, one at a time."""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -13,6 +14,7 @@ from agentrt.core.models import find_model
 from agentrt.core.records import EpisodeRecord, StopReason, TurnRecord, branch_record
 from agentrt.core.spec import EngineSpec, RunSpec
 from agentrt.core.tokenizer import Tokenizer
+from agentrt.core.tokens import Tokens
 from agentrt.engine.local import local_engine
 from agentrt.env.chat.choose import renderer_for
 from agentrt.env.chat.message import Message
@@ -66,9 +68,14 @@ def test_a_head_is_trained_and_taken(kind: str, tmp_path: Path) -> None:
 
 def test_report_and_replay(tmp_path: Path) -> None:
     """Proposed length, accepted length, generation time, total time, in this order; the replay says the same text."""
+    none = TurnRecord(start=1, end=1, seed=0, finish_reason="client_abort")  # ended before its first id
+    tokens = Tokens()
+    tokens.observe([1])
+    ended = branch_record("main", tokens, [none])
     with RunFolder.create(tmp_path / "run", SPEC, {}) as run:
         for record in anyio.run(played):
             run.write(record)
+        run.write(msgspec.structs.replace(record, member=3, branches=[ended]))
     for options in ([], ["--replay"]):
         command = ["draft", "report", str(tmp_path / "run"), *options, "--json"]
         result = CliRunner().invoke(app, command, catch_exceptions=False)

@@ -144,6 +144,12 @@ def test_what_fails_when_an_environment_is_made_is_its_authors(tmp_path: Path) -
         registry.load(name)
 
 
+def test_a_tool_that_is_only_named_is_none(tmp_path: Path) -> None:
+    name = written(tmp_path, DUCK.replace('"""Quacks."""', 'tools = ["calculator"]'))
+    with pytest.raises(UsageError, match=r"'calculator' in tools is no Tool; write tool\(\.\.\.\) around a name"):
+        registry.load(name)
+
+
 def test_a_module_that_names_its_own_mistake_passes(tmp_path: Path) -> None:
     name = written(tmp_path, "from agentrt import tool\ntool('calculater')\n")
     with pytest.raises(UsageError, match="unknown tool 'calculater'; did you mean 'calculator'"):

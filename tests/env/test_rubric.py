@@ -52,6 +52,23 @@ async def test_the_reward_is_the_weighted_sum() -> None:
     assert (scores.reward, scores.reason, scores.metrics) == (2.0, None, {"size": 3.0})
 
 
+async def test_a_property_is_not_asked_for() -> None:
+    """It may load a data set."""
+
+    class Lazy(Graded):
+        @property
+        def tasks(self) -> list[str]:
+            raise AssertionError("it is not needed")
+
+        @staticmethod
+        @reward
+        async def third(episode: Any) -> float:
+            return 4.0
+
+    scores = await Rubric(Lazy()).score(EPISODE)
+    assert scores.reward == 6.0
+
+
 async def test_group_rewards_are_added() -> None:
     rubric, scores = Rubric(Graded()), [Scores(), Scores()]
     await rubric.score_group([EPISODE, EPISODE], scores)

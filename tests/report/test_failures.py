@@ -54,6 +54,18 @@ def test_the_summary_says_where_tracebacks_are_and_stays_on_a_screen() -> None:
     assert len(shown) < 20
 
 
+def test_a_metrics_name_is_no_markup() -> None:
+    out = io.StringIO()
+    record = EpisodeRecord(
+        task_id="t", member=0, attempt=0, seed=1, status="ok", stop_reason=StopReason.COMPLETED, truncated=False,
+        reward=1.0, metrics={"accuracy[train]": 1.0, "size[/x]": 2.0},
+    )  # fmt: skip
+    Console(file=out, width=100).print(render(summarise([record], 1), 1.0, "out"))
+    shown = [line.split() for line in out.getvalue().splitlines()]
+    assert ["accuracy[train]", "1.000", "(metric)"] in shown
+    assert ["size[/x]", "2.000", "(metric)"] in shown
+
+
 def test_the_summary_says_where_the_traceback_of_a_grader_is() -> None:
     out = io.StringIO()
     record = EpisodeRecord(

@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import AsyncIterator, Sequence
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from agentrt import Environment, Limits, Message, RunSpec, Task, group_reward, reward
 from agentrt.core import records
 from agentrt.core.errors import RecordError, UsageError
-from agentrt.core.records import EpisodeRecord, GroupRecord, good_records
+from agentrt.core.records import Appender, EpisodeRecord, GroupRecord, good_records
 from agentrt.env.chat.message import Turn
 from agentrt.env.environment import Episode
 from agentrt.rollout.dispatcher import dispatch
@@ -261,7 +262,14 @@ async def test_c52_another_spec_is_refused(tmp_path: Path) -> None:
 
 async def test_the_spec_survives_run_toml(tmp_path: Path) -> None:
     limits = Limits(max_turns=None, wall_seconds=None, max_episode_tokens=7)
-    spec = spec_of(limits=limits, environment_args={"level": [1, 2], "name": "é\u2028"})
+    given = {
+        "level": [1, 2],
+        "name": "é\u2028",
+        "day": date(2026, 1, 31),
+        "at": [time(7, 30)],
+        "from": datetime(2026, 1, 1),
+    }
+    spec = spec_of(limits=limits, environment_args=given)
     RunFolder.create(tmp_path / "out", spec, {})
     assert stored_run(tmp_path / "out").spec == spec
 
@@ -274,6 +282,17 @@ async def test_the_same_run_twice_has_the_same_seeds_and_ids(tmp_path: Path) -> 
         (record.key, record.seed, record.branches) for record in second
     ]
     assert len({record.seed for record in first}) == 6
+
+
+async def test_a_lock_that_there_is_not_is_not_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(records.fcntl, "flock", refused)
+    with pytest.raises(
+        RecordError, match="cannot be locked: No locks available; choose a folder on another file system"
+    ):
+        Appender[EpisodeRecord](tmp_path / "t.jsonl")
 
 
 async def test_folders_that_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from agentrt.core.records import EpisodeRecord
 from agentrt.env.environment import Episode
 from agentrt.rollout.account import Fate
 from agentrt.rollout.group import Group, num_sampled
-from agentrt.rollout.runtime import Runtime
+from agentrt.rollout.runtime import Rollouts, Runtime
 from agentrt.rollout.sink import RunFolder
 from agentrt.testing import Answer, ScriptedEngine, said, stage
 
@@ -205,6 +205,23 @@ async def test_a_full_disk_ends_it_with_the_error_itself(tmp_path: Path, monkeyp
         monkeypatch.setattr(folder, "write", full)
         with pytest.raises(RecordError, match="no space left"):
             await trained(Runtime(stage(environment, engine()), folder), environment)
+
+
+async def test_who_waits_for_a_group_hears_of_the_end() -> None:
+    """Also when it comes before the rollouts have begun."""
+    environment, taken = Guess(), list[Group]()
+
+    async def wait(rollouts: Rollouts) -> None:
+        taken.extend([group async for group in rollouts])
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as trainers, Runtime(stage(environment, engine())) as runtime:
+            for begins in (True, False):
+                rollouts = runtime.rollouts(environment.tasks("train"), group_size=2, batch=1)
+                trainers.start_soon(wait, rollouts)
+                if begins:
+                    await anyio.sleep(0.5)
+    assert taken == []
 
 
 async def test_an_error_of_the_trainer_passes_as_it_is() -> None:
