@@ -94,7 +94,8 @@ class Episode(Protocol):
         left there, for a reward or a step. The model hears nothing of it, and no limit of the episode counts it.
 
         Raises `RuntimeError` if it fails or takes longer than `limits.score_seconds`. It is ended with whatever
-        waits for it, so a checker that hangs is gone when its reward has timed out.
+        waits for it, so a checker that hangs is gone when its reward has timed out. A group reward can run none: the
+        sandbox is closed when the episode is scored.
         """
 
     def agent(self, name: str, *messages: Message) -> Agent:

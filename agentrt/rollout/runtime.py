@@ -94,7 +94,7 @@ class Runtime:
             await self._opened.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
             first = first_of(group)
-            if first is not error:
+            if error is None or first is not first_of(error):  # else it is the caller's own, and passes as it is
                 raise first from group
 
     def _close(self) -> None:

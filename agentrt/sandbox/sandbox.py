@@ -51,6 +51,7 @@ class Sandbox:
         self._forks: list[Sandbox] = []
         """Those that are still to get their copy of this one's folder."""
         self._copying = anyio.Lock()
+        self._is_open = False
 
     @property
     def folder(self) -> Path:
@@ -92,8 +93,10 @@ class Sandbox:
         `outside` is the one address that the process can reach, as 127.0.0.1 and the same port: with L3 and `oneshot` only.
 
         A call that is not `queued` takes no permit: its caller bounds such calls itself. One that
-        gets none within `limits.queue_seconds` is infra.
+        gets none within `limits.queue_seconds` is infra. `RuntimeError` outside of the scope: nothing would end what it starts.
         """
+        if not self._is_open:
+            raise RuntimeError("the sandbox of the episode is closed, and its folder is gone")
         require(terms, self.isolation, allow_weak=self._allow_weak)
         if outside is not None:
             require_address(terms, self.isolation)
@@ -187,11 +190,13 @@ class Sandbox:
             self._scope = stack.pop_all()
         if self._origin is not None:
             self._origin._forks.append(self)
+        self._is_open = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_open = False
         self._leave_origin()
         self._scope.close()
 

@@ -224,8 +224,10 @@ async def test_who_waits_for_a_group_hears_of_the_end() -> None:
     assert taken == []
 
 
-async def test_an_error_of_the_trainer_passes_as_it_is() -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError(), ExceptionGroup("both", [KeyError("a"), ValueError("b")])])
+async def test_an_error_of_the_trainer_passes_as_it_is(error: Exception) -> None:
     environment, scripted = Guess(), engine()
-    with pytest.raises(ZeroDivisionError):
-        await trained(Runtime(stage(environment, scripted)), environment, ZeroDivisionError())
+    with pytest.raises(type(error)) as raised:
+        await trained(Runtime(stage(environment, scripted)), environment, error)
+    assert raised.value is error
     assert scripted.num_sessions == 0

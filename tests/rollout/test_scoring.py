@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from agentrt import Environment, Limits, Message, RunSpec, Task, Tool, reward, tool
+from agentrt import Environment, Limits, Message, RunSpec, Task, Tool, group_reward, reward, tool
 from agentrt.core.protocol import EngineInfo
 from agentrt.core.spec import EngineSpec
 from agentrt.engine.batch import Batch
@@ -22,6 +22,8 @@ from agentrt.rollout.dispatcher import dispatch
 from agentrt.rollout.play import run_episode
 from agentrt.rollout.resume import Ledger
 from agentrt.rollout.setup import Setup
+from agentrt.sandbox.permits import Permits
+from agentrt.sandbox.sandbox import Sandbox
 from agentrt.testing import FakeSandbox, MemorySink, ScriptedEngine, byte_tokenizer, said, stage
 from agentrt.testing.toy import ToyRunner, hashed_logits
 
@@ -70,6 +72,24 @@ class Checked(Environment):
     @reward(weight=1.0)
     async def checked(self, episode: Episode) -> float:
         return float(await episode.run(self.checker, {"spin": episode.task.id in self.stuck}) == "given.txt")
+
+
+async def test_a_group_reward_cannot_run_a_checker(checker: Tool) -> None:
+    """It would look into a folder that is gone, and find nothing."""
+
+    class Late(Checked):
+        @group_reward
+        async def together(self, episodes: Sequence[Episode]) -> list[float]:
+            return [float(len(await episode.run(self.checker, {"spin": False}))) for episode in episodes]
+
+    sink, setup, permits = MemorySink(), stage(Late(checker, ()), ScriptedEngine([said("x")])), Permits(2)
+    setup.sandboxes = lambda: Sandbox(permits)
+    task = Task("t", (Message("user", "q"),), {}, {"given.txt": "x"})
+    await dispatch(setup, [Ledger().again(task, 2)], sink, sink, max_concurrent=2)
+    why = "reward_raised: RuntimeError: the sandbox of the episode is closed, and its folder is gone"
+    assert [(one.rewards["checked"].score, one.reward, one.reward_reason) for one in sink.records] == [
+        (1.0, None, why)
+    ] * 2
 
 
 def graders() -> list[str]:
