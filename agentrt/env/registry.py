@@ -31,6 +31,8 @@ from agentrt.env.rubric import Rubric
 from agentrt.env.tool import Tool
 
 GROUP = "agentrt.environments"
+MEMBERS = ("rollout", "tasks", "tools", "splits")
+"""What a module of functions has of an environment, beside its rewards and metrics; its other names are its own."""
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,7 +163,9 @@ def _of_module(module: ModuleType, name: str) -> type[Environment]:
     if len(classes) == 1:
         return _adapted(getattr(module, classes[0]), name)
     _require(module, name)
-    own = {key: value for key, value in vars(module).items() if not key.startswith("__")}
+    rubric = Rubric(module)
+    meant = {*MEMBERS, *rubric.rewards, *rubric.metrics, *rubric.group_rewards}
+    own = {key: value for key, value in vars(module).items() if key in meant}
     members = {key: staticmethod(value) if isinstance(value, FunctionType) else value for key, value in own.items()}
     return type(module.__name__, (Environment,), members | {"__doc__": module.__doc__, "__module__": module.__name__})
 

@@ -70,6 +70,12 @@ async def test_a_file_of_functions_is_an_environment(tmp_path: Path) -> None:
     assert (record.reward, record.metrics["length"]) == (2.0, 5.0)
 
 
+def test_a_module_is_free_in_its_other_names(tmp_path: Path) -> None:
+    """`programs` and `require` are names of `Environment` too."""
+    name = written(tmp_path, FUNCTIONS + "\nprograms = ['print(1)']\ndef require(value):\n    return value\n")
+    assert registry.load(name).programs == ()
+
+
 async def test_a_class_with_a_rollout_is_an_environment(tmp_path: Path) -> None:
     environment = registry.load(written(tmp_path, DUCK), loud=True)
     assert isinstance(environment, Environment)
