@@ -4,7 +4,6 @@ The session owns the ids. What is new is rendered and handed over; nothing said 
 a turn costs what is new in it.
 """
 
-import math
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
@@ -174,9 +173,9 @@ class Agent:
 
     def _taken(self, completion: Completion, granted: int) -> Turn:
         """Note a completion and read it as a turn."""
-        if wrong := _wrong_with(completion):
+        if completion.finish_reason == "abort":
             self._keep_partial(completion.context_tokens)
-            raise EngineFailure(wrong)
+            raise EngineFailure("the engine aborted a turn")
         record = turn_record(completion)
         self._turns.append(record)
         setup = self.episode.setup
@@ -200,11 +199,3 @@ class Agent:
         if end > context:
             seed = seeds.derive(self._session.seed, "turn", self._num_samples - 1)
             self._turns.append(TurnRecord(start=context, end=end, seed=seed, finish_reason="abort"))
-
-
-def _wrong_with(completion: Completion) -> str:
-    """Why a completion is no turn; empty if it is one."""
-    if completion.finish_reason == "abort":
-        return "the engine aborted a turn"
-    is_finite = math.isfinite(sum(completion.logprobs))
-    return "" if is_finite else "the engine gave a sampled token a logprob that is not finite"

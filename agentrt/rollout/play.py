@@ -20,7 +20,14 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from agentrt.core import clock, seeds
-from agentrt.core.errors import EnvironmentFailure, EpisodeError, SandboxFailure, attributed_to, is_failure
+from agentrt.core.errors import (
+    EngineFailure,
+    EnvironmentFailure,
+    EpisodeError,
+    SandboxFailure,
+    attributed_to,
+    is_failure,
+)
 from agentrt.core.records import EpisodeRecord, Failure, StopReason, text_of
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
@@ -142,6 +149,8 @@ async def _roll_out(episode: Episode) -> Failure | None:
             raise
         if rest is not None:
             return failure_of(rest)
+    if not all(math.isfinite(sum(branch.logprobs)) for branch in episode.branches()):
+        return failure_of(EngineFailure("the engine gave a sampled token a logprob that is not finite"))
     if wall.cancelled_caught:
         episode.stop_reason = episode.stop_reason or StopReason.WALL_TIME
     return None

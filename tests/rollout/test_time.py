@@ -65,6 +65,13 @@ async def test_a_tool_over_its_limit_is_told_to_the_model() -> None:
     assert (record.stop_reason, record.timing["tools"]) == (StopReason.COMPLETED, 20.0)
 
 
+async def test_a_logprob_that_is_not_finite_fails_an_episode_that_a_limit_ended() -> None:
+    engine = ScriptedEngine([Answer(said("yes"), logprobs=[float("nan")] * 4, seconds=40)])
+    record = await run_episode(stage(Waiting(), engine, limits=Limits(wall_seconds=25)), TASK)
+    assert record.error is not None
+    assert (record.error.boundary, record.error.type, sum(record.branches[0].mask)) == ("engine", "EngineFailure", 2)
+
+
 async def test_the_wall_limit_keeps_the_partial_trajectory_and_names_the_stuck_line() -> None:
     class Stuck(Waiting):
         async def step(self, episode: Episode, turn: Turn) -> Sequence[Message] | None:
