@@ -22,7 +22,7 @@ def describe(
         return
     about = registry.describe(registry.load(environment))
     console.print(f"[bold]{escape(about.name)}[/bold]\n\n{escape(about.doc)}\n")
-    console.print(f"splits   {', '.join(about.splits)}")
+    console.print(f"splits   {escape(', '.join(about.splits))}")
     for name, text in about.tools.items():
         console.print(f"tool     {escape(name)}: {escape(text)}")
     for name, weight in about.rewards.items():

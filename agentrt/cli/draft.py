@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from agentrt.cli.console import results, say
@@ -116,7 +117,7 @@ def _rendered(outcome: "Outcome", target: Path) -> Table:
     cut = f"; of {outcome.num_cut} the first {LONGEST} ids were read" if outcome.num_cut else ""
     table = Table(
         box=None, padding=(0, 2, 0, 0), title_justify="left",
-        title=f"{target}: {outcome.texts} trajectories{cut}, {outcome.steps} steps, {outcome.seconds:.0f} s; "
+        title=f"{escape(str(target))}: {outcome.texts} trajectories{cut}, {outcome.steps} steps, {outcome.seconds:.0f} s; "
         f"on {outcome.held_out} that were kept out, a drafted id can stand",
     )  # fmt: skip
     for name in ("depth", "before", "after"):

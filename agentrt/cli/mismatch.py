@@ -9,6 +9,7 @@ import anyio
 import msgspec
 import typer
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 
 from agentrt.cli.console import results, say
@@ -161,4 +162,5 @@ def _rendered(found: Mismatch) -> Group:
         lines.append(
             f"{found.other_version_tokens} tokens are of other policy versions: without their weights they cannot be scored"
         )
-    return Group(*lines, "", table) if found.paths else Group(*lines)
+    shown = [escape(line) for line in lines]
+    return Group(*shown, "", table) if found.paths else Group(*shown)

@@ -8,7 +8,7 @@ import anyio
 
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.records import EpisodeRecord, GroupRecord
-from agentrt.report.failures import failure_line
+from agentrt.report.failures import failure_line, one_line
 from agentrt.report.running import RunningEpisode, by_phase, slowest
 from agentrt.report.tally import Tally
 
@@ -35,7 +35,7 @@ class ProgressLines:
         tally.ended_groups += 1
         rewards = " ".join("–" if reward is None else f"{reward:g}" for reward in group.rewards)
         self._say(
-            f"group {tally.ended_groups}/{tally.groups}  {group.task_id}  rewards {rewards}  ·  "
+            f"group {tally.ended_groups}/{tally.groups}  {one_line(group.task_id)}  rewards {rewards}  ·  "
             f"{tally.ended}/{tally.episodes} episodes, {tally.failed} failed, {tally.sampled / tally.seconds:.0f} tokens/s"
         )
 
@@ -48,7 +48,7 @@ class ProgressLines:
                 now = anyio.current_time()
                 phases = ", ".join(f"{count} {phase}" for phase, count in by_phase(running).items())
                 self._say(
-                    f"running: {phases}  ·  slowest: {oldest.label} for {now - oldest.started:.0f} s, "
+                    f"running: {phases}  ·  slowest: {one_line(oldest.label)} for {now - oldest.started:.0f} s, "
                     f"turn {oldest.turns}, {oldest.phase} for {now - oldest.phase_since:.0f} s"
                 )
 

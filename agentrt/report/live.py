@@ -13,7 +13,7 @@ from rich.table import Table
 
 from agentrt.core.protocol import EngineStatistics
 from agentrt.core.records import EpisodeRecord, GroupRecord
-from agentrt.report.failures import failure_line
+from agentrt.report.failures import failure_line, one_line
 from agentrt.report.running import RunningEpisode, by_phase, slowest
 from agentrt.report.tally import Tally
 
@@ -112,7 +112,7 @@ def _slowest(running: Collection[RunningEpisode], now: float) -> str:
     if oldest is None:
         return "–"
     since = f"{oldest.phase} for {now - oldest.phase_since:.1f} s"
-    return f"{oldest.label}: {now - oldest.started:.1f} s, turn {oldest.turns}, {since}"
+    return f"{one_line(oldest.label)}: {now - oldest.started:.1f} s, turn {oldest.turns}, {since}"
 
 
 def _clock(seconds: float) -> str:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from agentrt.core.records import EpisodeRecord, good_records
 from agentrt.report.drafts import Speculation, speculation
-from agentrt.report.failures import cause_lines
+from agentrt.report.failures import cause_lines, one_line
 
 UNKNOWN = "other names"
 """For calls of tools that do not exist: a policy invents many names."""
@@ -215,7 +215,7 @@ def _slowest(good: list[EpisodeRecord]) -> str:
         return ""
     spent = {phase: longest.timing.get(phase, 0.0) for phase in PHASES}
     total = longest.timing.get("total", 0.0)
-    return f"{longest.task_id} member {longest.member}: {total:.2f} s, {_split(spent)}"
+    return f"{one_line(longest.task_id)} member {longest.member}: {total:.2f} s, {_split(spent)}"
 
 
 def _cause(record: EpisodeRecord) -> str:

@@ -97,9 +97,10 @@ def test_a_tampered_logprob_breaks_the_bound(recorded: tuple[EpisodeRecord, str]
 
 
 def test_other_versions_are_counted_apart(recorded: tuple[EpisodeRecord, str], tmp_path: Path) -> None:
-    run = stored(tmp_path / "run", *recorded)
+    run = stored(tmp_path / "run[" / "x]", *recorded)  # which is no markup
     code, output = mismatch(str(run), "--model", "sprout", "--version", "4")
     assert code == 1
+    assert "run[/x],scoredagainwithsproutasversion4" in "".join(output.split())
     assert "tokens are of other policy versions" in output
     assert "no token of version 4 is in what was chosen" in output
 

@@ -87,10 +87,11 @@ def test_plain_lines_say_each_group_and_each_failure() -> None:
     lines = ProgressLines(out, groups=1, episodes=2)
     lines.episode_ended(ended(1.0))
     lines.episode_ended(ended(None, FAILURE))
-    lines.group_ended(GroupRecord(task_id="t", members=2, valid=1, rewards=[1.0, None], advantages=[0.0, None]))
+    task_id = "a task\nof two lines \x1b[2J"
+    lines.group_ended(GroupRecord(task_id=task_id, members=2, valid=1, rewards=[1.0, None], advantages=[0.0, None]))
     failed, group = out.getvalue().splitlines()
     assert failed == "failed: t member 0: environment: ValueError: bad [red] state"
-    assert group.startswith("group 1/1  t  rewards 1 –  ·  2/2 episodes, 1 failed, ")
+    assert group.startswith("group 1/1  a task of two lines �[2J  rewards 1 –  ·  2/2 episodes, 1 failed, ")
 
 
 def test_plain_lines_name_the_slowest_when_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
