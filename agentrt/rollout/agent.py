@@ -77,7 +77,7 @@ class Agent:
         del observed  # a long prompt is not kept twice while the turn waits
         self.episode.enter("model")
         try:
-            with attributed_to(EngineFailure, "the engine failed"):
+            with self.episode.under_way(), attributed_to(EngineFailure, "the engine failed"):
                 completion = await self._in_time(request)
         except BaseException:
             self._keep_partial(context)
@@ -105,7 +105,8 @@ class Agent:
             episode.enter("tools", running.name)
         started = clock.now()
         try:
-            await tool_calls.run_calls(calls, tools, self._runner, seconds, records, self._session.progress)
+            with episode.under_way():
+                await tool_calls.run_calls(calls, tools, self._runner, seconds, records, self._session.progress)
         finally:
             self._session.resume()
             episode.enter("environment")

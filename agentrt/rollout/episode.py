@@ -1,9 +1,10 @@
 """`Episode`: what the environment's code may ask for while an episode runs, and what it left when it is scored."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
+import anyio
 import msgspec
 
 from agentrt.core import clock, seeds
@@ -50,9 +51,9 @@ class Episode:
     """Implements `agentrt.env.environment.Episode`. A context manager: leaving it closes the sessions of its agents."""
 
     __slots__ = (
-        "_adopted", "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "budget", "kv", "metrics",
-        "peers", "phase", "phase_since", "runner", "seed", "setup", "started", "state", "stop_reason", "task", "timing",
-        "tool_name",
+        "_adopted", "_agents", "_calls", "_given", "_is_over", "_member", "_seen", "_sessions", "_under_way", "budget", "kv",
+        "metrics", "peers", "phase", "phase_since", "runner", "seed", "setup", "started", "state", "stop_reason", "task",
+        "timing", "tool_name",
     )  # fmt: skip
 
     def __init__(
@@ -73,6 +74,8 @@ class Episode:
         self._seen: set[bytes] = set()
         """The calls made so far."""
         self._sessions = ExitStack()
+        self._under_way: dict[anyio.CancelScope, anyio.Event] = {}
+        """What is waited for, each with what is set when it has ended."""
         self._is_over = False
         self.phase: Phase = "environment"
         """For displays, as `agentrt.report.running.RunningEpisode` has it."""
@@ -98,6 +101,28 @@ class Episode:
     def turns(self) -> int:
         """Turns begun, over all branches."""
         return self.budget.turns
+
+    @contextmanager
+    def under_way(self) -> Iterator[None]:
+        """Around a turn, tool calls or a program, while they are waited for: `end_what_is_under_way` ends the block."""
+        ended = anyio.Event()
+        with anyio.CancelScope() as scope:
+            self._under_way[scope] = ended
+            try:
+                yield
+            finally:
+                del self._under_way[scope]
+                ended.set()
+        if scope.cancelled_caught:
+            raise EpisodeEnd
+
+    async def end_what_is_under_way(self) -> None:
+        """End what a task waits for that the environment's code has left behind, as `asyncio.gather` does when one of
+        several raises: nothing is sampled, and no tool runs, while an episode is scored and recorded."""
+        while self._under_way:
+            scope, ended = next(iter(self._under_way.items()))
+            scope.cancel()
+            await ended.wait()
 
     def enter(self, phase: Phase, tool_name: str = "") -> None:
         """Say what it does from now on."""
@@ -136,9 +161,10 @@ class Episode:
     async def run(self, program: Tool, arguments: dict[str, Any]) -> str:
         """See `agentrt.env.environment.Episode.run`."""
         seconds = self.setup.limits.score_seconds
-        result = await self.runner.call(
-            program.argv, arguments, seconds=seconds, terms=program.terms, queued=not self._is_over
-        )
+        with self.under_way():
+            result = await self.runner.call(
+                program.argv, arguments, seconds=seconds, terms=program.terms, queued=not self._is_over
+            )
         if result.outcome == INFRA:
             raise SandboxFailure(result.text)
         if result.outcome != OK:

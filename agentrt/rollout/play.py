@@ -102,6 +102,8 @@ async def play(setup: Setup, task: Task, *, member: int, attempt: int, peers: Pe
         if failure is None:
             with episode:
                 failure = await _roll_out(episode)
+                await episode.end_what_is_under_way()
+            failure = failure or _unsound(episode)
         if failure is None:
             episode.enter("waiting")
             async with setup.scoring:
@@ -149,11 +151,16 @@ async def _roll_out(episode: Episode) -> Failure | None:
             raise
         if rest is not None:
             return failure_of(rest)
-    if not all(math.isfinite(sum(branch.logprobs)) for branch in episode.branches()):
-        return failure_of(EngineFailure("the engine gave a sampled token a logprob that is not finite"))
     if wall.cancelled_caught:
         episode.stop_reason = episode.stop_reason or StopReason.WALL_TIME
     return None
+
+
+def _unsound(episode: Episode) -> Failure | None:
+    """Why nobody can train on what was sampled, whatever the environment makes of it."""
+    if all(math.isfinite(sum(branch.logprobs)) for branch in episode.branches()):
+        return None
+    return failure_of(EngineFailure("the engine gave a sampled token a logprob that is not finite"))
 
 
 async def _program(episode: Episode) -> None:

@@ -11,7 +11,7 @@ from agentrt import Environment, Limits, Message, StopReason, Task, metric, rewa
 from agentrt.core import seeds
 from agentrt.core.records import EpisodeRecord, Rewrite, decode, encode, joined
 from agentrt.core.tokens import Floats
-from agentrt.env.chat.message import Turn
+from agentrt.env.chat.message import ToolCall, Turn
 from agentrt.env.environment import Agent, Episode
 from agentrt.rollout.episode import EpisodeEnd
 from agentrt.rollout.play import run_episode
@@ -322,6 +322,43 @@ async def test_a_cancellation_that_nobody_asked_for_is_a_failure() -> None:
     record = await run_episode(stage(Leaks(), ScriptedEngine([])), TASK)
     assert record.error is not None
     assert (record.status, record.error.boundary, record.error.type) == ("error", "environment", "CancelledError")
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_what_a_gather_leaves_behind_has_ended_before_the_episode_is_scored() -> None:
+    """Its tokens came after the record, and the tool into the grader's way."""
+    ran: list[str] = []
+
+    async def slow(arguments: dict[str, Any]) -> str:
+        try:
+            await anyio.sleep(1)
+        finally:
+            ran.append("ended")
+        return "done"
+
+    class Gathers(WithTools):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            other = agent.episode.agent("other", Message("user", "q"))
+
+            async def end() -> None:
+                await anyio.sleep(0.35)
+                agent.episode.stop(StopReason.COMPLETED)
+
+            await asyncio.gather(other.sample(), agent.call(ToolCall("search", {"q": "x"})), end())
+
+        @reward
+        async def is_quiet(self, episode: Episode) -> float:
+            return float(ran == ["ended"] and [call.outcome for call in episode.calls] == ["cancelled"])
+
+    engine = ScriptedEngine([Answer(said("x" * 9), seconds=1)])
+    record = await run_episode(stage(Gathers(), engine, sandbox=FakeSandbox({"search": slow})), TASK)
+    assert (record.status, record.stop_reason, record.rewards["is_quiet"].score) == ("ok", StopReason.COMPLETED, 1.0)
+    (turn,) = record.branches[1].turns
+    assert (turn.finish_reason, turn.end - turn.start) == ("abort", sampled(record))
+    before = encode(record)
+    await anyio.sleep(0.3)
+    assert encode(record) == before
+    assert 1 <= sampled(record) < 10
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
