@@ -5,20 +5,22 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict
+
+from agentrt.core.errors import RecordError
 
 
 @contextmanager
 def logging_to(folder: Path) -> Iterator[None]:
     """Within the block, structlog writes every event to `folder/agentrt.jsonl` and warnings to standard error.
 
-    Events carry what is bound to the context (`structlog.contextvars`), such as the episode.
+    Events carry what is bound to the context (`structlog.contextvars`), such as the episode. `RecordError` if the file
+    cannot be opened.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "agentrt.jsonl").open("a", encoding="utf-8") as file:
+    with _opened(folder) as file:
         to_file = structlog.PrintLogger(file)
         render = structlog.processors.JSONRenderer()
         say = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
@@ -45,3 +47,13 @@ def logging_to(folder: Path) -> Iterator[None]:
             yield
         finally:
             structlog.reset_defaults()
+
+
+def _opened(folder: Path) -> TextIO:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / "agentrt.jsonl").open("a", encoding="utf-8")
+    except OSError as error:
+        raise RecordError(
+            f"{folder}: cannot be written: {error.strerror}; make room, or choose another folder"
+        ) from error
