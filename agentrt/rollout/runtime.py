@@ -55,7 +55,7 @@ class Runtime:
         The trainer takes `batch` groups, then updates the weights. No token it gets is of a policy more than
         `max_staleness` versions back; so many groups are under way that few are in vain. `extra` ones more are, so that
         the slowest need not be waited for. `keep_equal` hands over also groups whose rewards are all equal, for a trainer
-        with a baseline of its own. The iteration ends with `tasks`.
+        with a baseline of its own. The iteration ends with `tasks`, or with this runtime.
         """
         rollouts = Rollouts(self, tasks, group_size, Pace(batch, max_staleness, extra), keep_equal)
         self._rollouts.append(rollouts)
@@ -131,7 +131,7 @@ class Rollouts:
             self._wake.set()
             try:
                 group = await self._ended.receive()
-            except anyio.EndOfStream:
+            except (anyio.EndOfStream, anyio.ClosedResourceError):
                 raise StopAsyncIteration from None
             group = group.older_than(self._runtime.version - pace.max_staleness)
             if any(row.advantage or self._keep_equal for row in group.rows()):
