@@ -133,11 +133,12 @@ def _imported(path: str, points: Any) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise UsageError(f"{path}: no such file; an environment is a name, a module path or a file")
-    spec = spec_from_file_location(path.stem, path.resolve())
+    file = path.resolve()
+    name = str(file.with_suffix("")).replace(".", "_")  # the stem may be the name of somebody else's module: queue.py
+    spec = spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path}: not a Python file; an environment's file ends in .py")
-    module = module_from_spec(spec)
-    sys.modules.setdefault(spec.name, module)
+    module = sys.modules[name] = module_from_spec(spec)
     with users_code(f"environment {path}"):
         spec.loader.exec_module(module)
     return module
@@ -167,7 +168,9 @@ def _of_module(module: ModuleType, name: str) -> type[Environment]:
     meant = {*MEMBERS, *rubric.rewards, *rubric.metrics, *rubric.group_rewards}
     own = {key: value for key, value in vars(module).items() if key in meant}
     members = {key: staticmethod(value) if isinstance(value, FunctionType) else value for key, value in own.items()}
-    return type(module.__name__, (Environment,), members | {"__doc__": module.__doc__, "__module__": module.__name__})
+    return type(
+        Path(module.__name__).name, (Environment,), members | {"__doc__": module.__doc__, "__module__": module.__name__}
+    )
 
 
 def _candidates(module: ModuleType) -> list[str]:

@@ -1,7 +1,10 @@
 """Environments by name, module path and file, of every kind that is accepted."""
 
+import hashlib
+import queue
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -74,6 +77,20 @@ def test_a_module_is_free_in_its_other_names(tmp_path: Path) -> None:
     """`programs` and `require` are names of `Environment` too."""
     name = written(tmp_path, FUNCTIONS + "\nprograms = ['print(1)']\ndef require(value):\n    return value\n")
     assert registry.load(name).programs == ()
+
+
+def test_a_file_takes_nobodys_name(tmp_path: Path) -> None:
+    """The version in run.toml was that of the standard library's file, and who imported `queue` later got the environment."""
+    for folder, doc in (("a", "First."), ("b.c", "Second.")):
+        (tmp_path / folder).mkdir()
+        text = DUCK.replace("Quacks.", doc)
+        (tmp_path / folder / "queue.py").write_text(text)
+        about = registry.describe(registry.load(str(tmp_path / folder / "queue.py")))
+        assert (about.name, about.doc, about.source_hash) == ("Duck", doc, hashlib.sha256(text.encode()).hexdigest())
+    assert hasattr(queue, "SimpleQueue")
+    (tmp_path / "sched.py").write_text(FUNCTIONS)
+    assert registry.describe(registry.load(str(tmp_path / "sched.py"))).name == "sched"
+    assert hasattr(import_module("sched"), "scheduler")
 
 
 async def test_a_class_with_a_rollout_is_an_environment(tmp_path: Path) -> None:
