@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrt.core import records, seeds
 from agentrt.core.errors import AgentrtError
+from agentrt.env.rubric import to_outcome
 from agentrt.serve.conversation import Conversation
 from agentrt.serve.endpoint import Endpoint, stream_reply, whole_reply
 from agentrt.serve.exchange import Out, described, read_body, while_connected
@@ -120,7 +121,10 @@ class Served:
 
     async def _reward(self, request: Request) -> Response:
         session = self.session_of(request)
-        self.recordings.get(session).reward = read(await read_body(request, BODY_BYTES), Reward).reward
+        reward = to_outcome(read(await read_body(request, BODY_BYTES), Reward).reward)
+        if reward.score is None:
+            raise BadRequest(f"reward: {reward.reason}", param="reward")
+        self.recordings.get(session).reward = reward.score
         return _json({"session": session})
 
     async def _weights(self, request: Request) -> Response:

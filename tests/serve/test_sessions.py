@@ -37,6 +37,8 @@ async def test_a_session_keeps_the_sampled_ids_and_appends_what_is_new() -> None
         second = await client.chat.completions.create(model="any", messages=[user("a"), said, user("b")])
         async with httpx.AsyncClient(base_url=up.url) as http:
             await http.post("/sessions/s1/reward", json={"reward": 0.5})
+            refused = await http.post("/sessions/s1/reward", json={"reward": 1e39})
+            assert (refused.status_code, refused.json()["error"]["message"]) == (400, "reward: non_finite_reward")
             ended = await http.delete("/sessions/s1")
             assert (await http.get("/sessions/s1")).status_code == 404
     [record] = up.records
