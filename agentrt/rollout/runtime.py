@@ -18,6 +18,7 @@ from typing import Self
 
 import anyio
 
+from agentrt.core.errors import is_failure
 from agentrt.core.protocol import UpdateMode, UpdateReport, WeightSource
 from agentrt.core.records import EpisodeRecord, GroupRecord
 from agentrt.env.task import Task
@@ -183,9 +184,14 @@ class Rollouts:
         async with AsyncExitStack() as stack:
             if isinstance(self._tasks, AsyncGenerator):
                 await stack.enter_async_context(aclosing(self._tasks))
-            async for task in self._tasks:
-                while not self._pace.may_start:
-                    self._wake = anyio.Event()
-                    await self._wake.wait()
-                self._pace.start()
-                yield self._ledger.again(task, self._group_size)
+            try:
+                async for task in self._tasks:
+                    while not self._pace.may_start:
+                        self._wake = anyio.Event()
+                        await self._wake.wait()
+                    self._pace.start()
+                    yield self._ledger.again(task, self._group_size)
+            except anyio.get_cancelled_exc_class() as error:
+                if is_failure(error):  # the tasks awaited what they had cancelled: it must not pass for their end
+                    raise RuntimeError("the tasks raised a CancelledError that nobody asked for") from error
+                raise

@@ -1,5 +1,6 @@
 """Rollouts for a trainer, in virtual time: staleness, back-pressure, filtering, over-sampling, and where every token went."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
@@ -205,6 +206,24 @@ async def test_a_full_disk_ends_it_with_the_error_itself(tmp_path: Path, monkeyp
         monkeypatch.setattr(folder, "write", full)
         with pytest.raises(RecordError, match="no space left"):
             await trained(Runtime(stage(environment, engine()), folder), environment)
+
+
+def test_tasks_that_await_what_was_cancelled_are_not_at_their_end() -> None:
+    """A trainer would have stopped as after the last task."""
+
+    async def leaking() -> AsyncIterator[Task]:
+        ended = asyncio.ensure_future(asyncio.sleep(60))
+        ended.cancel()
+        await ended
+        yield Task("t", ())
+
+    async def main() -> None:
+        async with Runtime(stage(Guess(), engine())) as runtime:
+            async for _ in runtime.rollouts(leaking(), group_size=2, batch=1):
+                pass
+
+    with pytest.raises(RuntimeError, match="the tasks raised a CancelledError that nobody asked for"):
+        anyio.run(main, backend="asyncio")
 
 
 async def test_who_waits_for_a_group_hears_of_the_end() -> None:
