@@ -152,11 +152,15 @@ async def test_outside_cancellation_is_not_swallowed(tmp_path: Path) -> None:
 
 async def test_max_concurrent_counts_episodes() -> None:
     alive = most = 0
+    full = anyio.Event()
 
     class Counting(Several):
         async def step(self, episode: Episode, turn: Turn) -> Sequence[Message] | None:
             nonlocal alive, most
             alive, most = alive + 1, max(most, alive + 1)
+            if alive == 3:
+                full.set()
+            await full.wait()  # nobody is done before as many are here as may be, however slow the machine
             await anyio.sleep(0.001)
             alive -= 1
             return None
