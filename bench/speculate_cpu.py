@@ -9,10 +9,12 @@
 
 Each piece of work runs on two engines over the same weights, one with `engine.speculate=auto` and one with `off`, in turns of
 `SLICE` seconds of each: so what the machine does meanwhile hits both. Which of them goes first alternates. Both sample the same
-ids, and the script stops if they do not. A round is as many pieces as take the plain engine `--seconds`. Rounds are of engines
+ids, and the script stops if they do not. After each piece the two change places: what speculates moves to the other engine, for
+memory that an engine got makes it a per cent or two slower or faster as long as it lives (with a draft model they stay, for it
+is made for one engine). A round is as many pieces as take the plain engine `--seconds`. Rounds are of engines
 that have run for a while: the first pieces, `--warm-up` seconds of them, are a figure of their own, in which a gate learns what
 its drafts are worth. `--pairs` times both engines are made anew, now one first and now the other, for a gate may
-learn something else, and memory that an engine got may be a per cent or two slower as long as it lives. A line gives the median
+learn something else. A line gives the median
 of off/on over the rounds of all pairs with a 95 % bootstrap interval, by the wall's time and by this process's CPU time (engine
 threads and the models' own; nothing else runs in it), the median of each pair, that of the warm-ups, and proposed and accepted
 length. With `--same` both engines are `off`: what the machine makes of nothing.
@@ -261,6 +263,9 @@ class Counts(NamedTuple):
     drafted: int
     accepted: int
 
+    def plus(self, other: "Counts", sign: int = 1) -> "Counts":
+        return Counts(*(mine + sign * its for mine, its in zip(self, other, strict=True)))
+
     @classmethod
     def of(cls, core: EngineCore) -> "Counts":
         found = core.statistics(0)
@@ -275,12 +280,15 @@ class Pair:
         speculate = {"on": "off" if same else "on", "off": "off"}
         order = sorted(speculate, reverse=number % 2 == 0)  # who is made first gets other memory
         self.cores = {which: engine(model, speculate[which], draft) for which in order}
+        self.counts = dict.fromkeys(self.cores, Counts(0, 0, 0, 0, 0))
+        self.changes = not draft
 
     def run(self, least: float) -> dict[str, Spent]:
         """Pieces until the plain engine has worked so many seconds; what both took."""
         spent = dict.fromkeys(self.cores, Spent())
         while spent["off"].wall < least:
             texts: dict[str, list[list[int]]] = {}
+            before = {which: Counts.of(core) for which, core in self.cores.items()}
             going = {which: self.work(core, self.pieces) for which, core in self.cores.items()}
             while going:
                 self.slices += 1
@@ -292,8 +300,18 @@ class Pair:
                         texts[which] = ended
                         del going[which]
             assert texts["on"] == texts["off"], f"{self.name}: other ids with speculation"
+            for which, core in self.cores.items():
+                self.counts[which] = self.counts[which].plus(Counts.of(core)).plus(before[which], -1)
             self.pieces += 1
+            if self.changes:
+                self._change()
         return spent
+
+    def _change(self) -> None:
+        """What speculates moves to the other engine."""
+        on, off = self.cores["on"], self.cores["off"]
+        on.speculator, off.speculator = off.speculator, on.speculator
+        self.cores = {"on": off, "off": on}
 
     @staticmethod
     def _slice(going: Generator[None, None, list[list[int]]]) -> list[list[int]] | None:
@@ -330,12 +348,9 @@ def measure(pair: Pair, rounds: int, seconds: float, warm_up: float) -> Measured
     gc.freeze()
     spent = pair.run(warm_up)
     warming = spent["off"].wall / spent["on"].wall
-    before = {which: Counts.of(core) for which, core in pair.cores.items()}
+    before = dict(pair.counts)
     found = [pair.run(seconds) for _ in range(rounds)]
-    counts = {
-        which: Counts(*(now - then for now, then in zip(Counts.of(core), before[which], strict=True)))
-        for which, core in pair.cores.items()
-    }
+    counts = {which: pair.counts[which].plus(before[which], -1) for which in before}
     wall, cpu = ([one["off"][part] / one["on"][part] for one in found] for part in range(2))
     return Measured(warming, wall, cpu, counts["off"], counts["on"], sum(one["off"].wall for one in found))
 

@@ -165,20 +165,20 @@ def settled(plain: float = 10.0, row: float = 1.0, requests: int = 1) -> Gate:
 
 
 def test_ids_are_taken_as_long_as_they_bring_what_they_cost() -> None:
-    """A row takes 1 and an id saves 10, so one in ten has to stand; at twice the pace one in five."""
-    gate = settled()
+    """A row takes 3 and an id saves 40, of which 30 are trusted, so one in ten has to stand; at twice the pace one in five."""
+    gate = settled(40.0, 3.0)
     terms = gate.terms(1, 8)
     assert (terms.least(), terms.longest) == (pytest.approx(0.1, rel=0.02), 8)
-    assert terms.least(2.0) == pytest.approx(0.3, rel=0.02)  # a model's pass is part of its price
+    assert terms.least(6.0) == pytest.approx(0.3, rel=0.02)  # a model's pass is part of its price
     for _ in range(300):
         gate.terms(1, 8)
-        gate.note_step(1, 2, 3, 12.0)  # 4 ids in 12 or so: over three times the pace
-    assert gate.terms(1, 8).least() == pytest.approx(0.1 * 40 / 12, rel=0.05)
+        gate.note_step(1, 2, 3, 46.0)  # 40 and three ids' 90 in 46: nearly three times the pace
+    assert gate.terms(1, 8).least() == pytest.approx(0.1 * 130 / 46, rel=0.05)
 
 
-@pytest.mark.parametrize(("ids", "expected"), [(0.23, False), (0.24, True)])
+@pytest.mark.parametrize(("ids", "expected"), [(0.31, False), (0.32, True)])
 def test_off_under_three_per_cent(ids: float, expected: bool) -> None:
-    """(1 + ids) / 1.2 is 1.03 at 0.236."""
+    """(1 + 0.75 ids) / 1.2 is 1.03 at 0.315."""
     gate = settled(row=2.0)
     gate.times = times({1: 10.0}, {1: 2.0})
     gate.terms(1, 8)
