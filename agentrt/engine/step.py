@@ -139,13 +139,14 @@ class EngineCore:
         return self.cache.open(Namespace(self.version, "", salt))
 
     def fork(self, parent: Lease, tokens: int) -> Lease:
-        """A lease that shares the KV of the first `tokens` ids of `parent`, or what there is of it.
+        """A lease for a session with the first `tokens` ids of `parent`. It shares their KV, or what there is of it, but for the
+        last id's: that row may be what the child samples from.
 
         A parent that is closed took no part in the updates since: what it left belongs to a version that may be over.
         """
         if parent.state is State.CLOSED:
             return self.open(parent.namespace.salt)
-        child, copies = self.cache.fork(parent, tokens)
+        child, copies = self.cache.fork(parent, max(tokens - 1, 0))
         for copy in copies:
             self.runner.copy_page(copy)
         return child
@@ -535,6 +536,8 @@ class EngineCore:
         sequence.lease.is_wanted = False
         if sequence.lease.is_running:
             self.cache.suspend(sequence.lease, sequence.tokens.token_ids)
+        if sequence.error:  # its last id has KV too, and the next request may have to sample from that id's row
+            self.cache.drop(sequence.lease)
         self._conversations.turn_ended(sequence)
         sequence.ended = self.clock()
         sequence.kv = sequence.lease.meter.take(sequence.ended)

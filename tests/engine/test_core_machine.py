@@ -120,7 +120,7 @@ class CoreMachine(RuleBasedStateMachine):
         return self.open_sessions[-1]
 
     @rule(
-        session=sessions, length=st.integers(1, 9), bits=st.integers(0, 7), max_tokens=st.integers(1, 8),
+        session=sessions, length=st.integers(0, 9), bits=st.integers(0, 7), max_tokens=st.integers(1, 8),
         seed=st.integers(0, 1), group=st.sampled_from(["", "g"]), scores=st.booleans(), steps=st.integers(0, 3),
     )  # fmt: skip
     def submit(
@@ -129,7 +129,7 @@ class CoreMachine(RuleBasedStateMachine):
         prompt = [bits >> place & 1 for place in range(length)]
         num_scored = length // 2 if scores else 0
         max_tokens = 0 if num_scored else max_tokens
-        if session.is_busy or len(session.tokens) + len(prompt) + max_tokens > MOST_IDS:
+        if session.is_busy or not 0 < len(session.tokens) + len(prompt) <= MOST_IDS - max_tokens:
             return
         session.tokens.observe(prompt)
         session.expected = alone(tuple(session.tokens.token_ids), max_tokens, num_scored, seed)

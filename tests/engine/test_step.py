@@ -175,6 +175,35 @@ def test_a_forked_session_goes_on_from_the_same_ids() -> None:
     assert output(one) == alone([*everything[0], *everything[1], 5], seed=1)
 
 
+@pytest.mark.parametrize("length", [3, 4, 8])
+def test_a_request_that_says_nothing_new_samples_from_the_last_id(length: int) -> None:
+    """Also if that id has its KV: after a turn of which no id could be sampled, and in a fork of what has gone on since."""
+
+    def allows_nothing(ids: object) -> tuple[int, ...]:
+        return ()
+
+    core, prompt, tokens = make_core(), list(range(length)), Tokens()
+    failed = submit(core, prompt, tokens=tokens, grammar=allows_nothing)
+    drain(core)
+    assert "the grammar allows no id after 0 ids" in failed.error
+    parent = submit(core, prompt, max_tokens=3)
+    drain(core)
+    again = submit(core, [], tokens=tokens, lease=failed.lease, seed=3)
+    child = submit(core, [], tokens=copy_of(prompt), lease=core.fork(parent.lease, length), seed=3)
+    scored = submit(core, [7, 8], tokens=copy_of(prompt), lease=core.fork(parent.lease, length), num_scored=2, max_tokens=0)
+    drain(core)
+    assert output(again) == output(child) == alone(prompt, seed=3)
+    expected = submit(make := make_core(), [*prompt, 7, 8], num_scored=2, max_tokens=0)
+    drain(make)
+    assert scored.scores == expected.scores
+
+
+def copy_of(ids: list[int]) -> Tokens:
+    tokens = Tokens()
+    tokens.observe(ids)
+    return tokens
+
+
 def test_nan_logits_end_one_request_only() -> None:
     def logits(prefix: list[int]) -> np.ndarray:
         row = hashed_logits(VOCAB)(prefix)

@@ -261,6 +261,14 @@ class KVCache:
             self._anchor(lease, None)
         self._count_held(lease)
 
+    def drop(self, lease: Lease) -> None:
+        """Have an idle lease give up its KV, on the host too. It finds what is in the prefix cache when it next runs."""
+        self._move(lease, State.DROPPED)
+        self.tier.forget(lease)
+        self._release(lease)
+        self._anchor(lease, None)
+        self._count_held(lease)
+
     def renew(self, version: int, *, keep: bool = False) -> None:
         """There is a new policy: every lease moves to its namespace and gives up the KV of the old one, on the host too.
 
@@ -271,11 +279,7 @@ class KVCache:
             if has_kv and keep:
                 continue
             if has_kv:
-                self._move(lease, State.DROPPED)
-                self.tier.forget(lease)
-                self._release(lease)
-                self._anchor(lease, None)
-                self._count_held(lease)
+                self.drop(lease)
             lease.namespace = lease.namespace._replace(version=version)
 
     def revoke_idle(self) -> bool:
