@@ -299,7 +299,8 @@ class Engine(Protocol):
     def statistics(self) -> EngineStatistics: ...
 
     async def update_weights(self, version: int, source: WeightSource, mode: UpdateMode = "recompute") -> UpdateReport:
-        """Change the policy between two steps. `version` is above the present one, and from then on in every sampled token.
+        """Change the policy between two steps. `version` is above the present one, below 2^31, and from then on in every
+        sampled token.
 
         No request is lost, doubled or given a new budget; those that arrive meanwhile wait. All tensors are checked by
         name and shape before the first is written; if anything fails, `WeightsError` is raised and the old version

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, cast
 
 NOT_SAMPLED = -1
 """The version of an id that no policy sampled."""
+MOST_VERSION = 2**31 - 1
+"""The greatest version that can be recorded with an id."""
 
 if TYPE_CHECKING:
     IntArray = array[int]

@@ -62,10 +62,10 @@ class Sequence:
     rank: Rank = (0.0,)
     """The lower is served first and preempted last. A turn after a tool call keeps the place of the turn before it."""
     arrived: float = 0.0
-    started: float = 0.0
-    first_token: float = 0.0
+    started: float | None = None
+    first_token: float | None = None
     ended: float = 0.0
-    """Seconds of `time.perf_counter`, like the three before it; 0 for what did not happen."""
+    """Seconds of the engine's clock, like the three before it; None for what has not happened."""
 
     def __post_init__(self) -> None:
         self.context_tokens = len(self.tokens) - self.num_scored

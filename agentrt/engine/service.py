@@ -32,7 +32,7 @@ from agentrt.core.protocol import (
     WeightSource,
 )
 from agentrt.core.spec import SamplingParams
-from agentrt.core.tokens import Floats, Ids, Tokens
+from agentrt.core.tokens import MOST_VERSION, Floats, Ids, Tokens
 from agentrt.engine.kv.lease import Lease
 from agentrt.engine.request import Bounds, check_ids, check_request
 from agentrt.engine.sequence import Sequence as EngineSequence
@@ -131,6 +131,10 @@ class EngineService:
             self.check_open()
             if version <= self.core.version:
                 raise WeightsError(f"version {version} is not above the present one, {self.core.version}")
+            if version > MOST_VERSION:
+                raise WeightsError(
+                    f"version {version} is above {MOST_VERSION}, the greatest that a token is recorded with"
+                )
             started = clock.now()
             install = await anyio.to_thread.run_sync(self.core.stage, source)
             read_seconds = clock.now() - started
@@ -187,9 +191,11 @@ class EngineService:
             self.core.stop()
         self._announce_finished()
         self._announcer.cancel_scope.cancel()
-        await self._announcer.__aexit__(None, None, None)
-        self._wake_in.close()
-        self._wake_out.close()
+        try:
+            await self._announcer.__aexit__(None, None, None)
+        finally:
+            self._wake_in.close()
+            self._wake_out.close()
         if error is None:
             self._raise_crash()
 
@@ -389,14 +395,15 @@ class LocalSession:
 def _completion(sequence: EngineSequence) -> Completion:
     start, tokens = sequence.context_tokens, sequence.tokens
     assert sequence.finish_reason is not None
-    first_token = sequence.first_token or sequence.ended
+    started = sequence.ended if sequence.started is None else sequence.started
+    first_token = sequence.ended if sequence.first_token is None else sequence.first_token
     return Completion(
         token_ids=Ids(tokens.token_ids[start:]), logprobs=Floats(tokens.logprobs[start:]),
         versions=Ids(tokens.versions[start:]), oldest_kv=sequence.oldest_kv,
         raw_logprobs=sequence.raw_logprobs, kept_logmass=sequence.kept_logmass, top_logprobs=sequence.top_logprobs,
         finish_reason=sequence.finish_reason, matched_stop=sequence.matched_stop, seed=sequence.seed,
         context_tokens=start, cached_tokens=max(sequence.cached_tokens, 0), kv=sequence.kv,
-        queue_seconds=sequence.started - sequence.arrived, prefill_seconds=first_token - sequence.started,
+        queue_seconds=started - sequence.arrived, prefill_seconds=first_token - started,
         decode_seconds=sequence.ended - first_token,
         verifications=sequence.verifications, drafted_tokens=sequence.drafted, accepted_tokens=sequence.accepted,
     )  # fmt: skip

@@ -139,8 +139,8 @@ class EngineCore:
         return self.cache.open(Namespace(self.version, "", salt))
 
     def fork(self, parent: Lease, tokens: int) -> Lease:
-        """A lease for a session with the first `tokens` ids of `parent`. It shares their KV, or what there is of it, but for the
-        last id's: that row may be what the child samples from.
+        """A lease for a session with the first `tokens` ids of `parent`. It shares their KV, or what there is of it, but not
+        that of the last: its row may be what the child samples from.
 
         A parent that is closed took no part in the updates since: what it left belongs to a version that may be over.
         """

@@ -84,9 +84,18 @@ def raising(sampled: Sequence[int]) -> Iterable[int]:
     raise KeyError("no such state")
 
 
+class Panic(BaseException):
+    """As Rust's panics come."""
+
+
+def panicking(sampled: Sequence[int]) -> Iterable[int]:
+    raise Panic("in another language")
+
+
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [
+        (panicking, r"the grammar failed after 0 ids of the turn: Panic\('in another language'\)"),
         (raising, r"the grammar failed after 0 ids of the turn: KeyError\('no such state'\)"),
         (lambda sampled: [] if len(sampled) == 2 else [5], "the grammar allows no id after 2 ids of the turn"),
         (lambda sampled: [5, VOCAB], "the grammar failed after 0 ids of the turn: IndexError"),

@@ -172,16 +172,31 @@ async def test_a_bug_in_a_step_ends_every_request_and_is_raised_at_the_end() -> 
 
 
 async def test_leaving_the_engine_aborts_what_is_in_flight() -> None:
-    reasons = []
+    """One that has not begun yet has waited until then, and computed for no time."""
+    ended: list[Completion] = []
 
     async def sample(engine: EngineService) -> None:
         with engine.session() as session:
-            reasons.append((await session.sample([1], PARAMS, max_tokens=150)).finish_reason)
+            ended.append(await session.sample([1] * 40, PARAMS, max_tokens=150))
 
-    async with anyio.create_task_group() as group, service(seconds=0.01) as engine:
-        group.start_soon(sample, engine)
+    async with anyio.create_task_group() as group, service(pages=48, seconds=0.01) as engine:
+        for _ in range(2):
+            group.start_soon(sample, engine)
         await anyio.sleep(0.05)
-    assert reasons == ["abort"]
+    assert [one.finish_reason for one in ended] == ["abort", "abort"]
+    begun, waited = sorted(ended, key=lambda one: -len(one.token_ids))
+    assert begun.token_ids
+    assert 0 <= begun.queue_seconds < waited.queue_seconds < 60
+    assert (waited.prefill_seconds, waited.decode_seconds, len(waited.token_ids)) == (0, 0, 0)
+
+
+async def test_an_engine_that_is_left_by_cancellation_closes_its_sockets() -> None:
+    with anyio.CancelScope() as scope:
+        async with service() as engine:
+            scope.cancel()
+            await anyio.sleep_forever()
+    assert not engine._thread.is_alive()
+    assert engine._wake_in.fileno() == engine._wake_out.fileno() == -1
 
 
 async def test_an_engine_that_is_not_open_says_so_and_nobody_waits() -> None:

@@ -190,7 +190,9 @@ def test_a_request_that_says_nothing_new_samples_from_the_last_id(length: int) -
     drain(core)
     again = submit(core, [], tokens=tokens, lease=failed.lease, seed=3)
     child = submit(core, [], tokens=copy_of(prompt), lease=core.fork(parent.lease, length), seed=3)
-    scored = submit(core, [7, 8], tokens=copy_of(prompt), lease=core.fork(parent.lease, length), num_scored=2, max_tokens=0)
+    scored = submit(
+        core, [7, 8], tokens=copy_of(prompt), lease=core.fork(parent.lease, length), num_scored=2, max_tokens=0
+    )
     drain(core)
     assert output(again) == output(child) == alone(prompt, seed=3)
     expected = submit(make := make_core(), [*prompt, 7, 8], num_scored=2, max_tokens=0)

@@ -284,6 +284,11 @@ async def test_a_failure_leaves_the_old_version_serving(mode: UpdateMode) -> Non
         await engine.update_weights(1, {"logits": NEW}, mode)
         with pytest.raises(WeightsError, match="version 1 is not above the present one, 1"):
             await engine.update_weights(1, {"logits": NEW}, mode)
+        with pytest.raises(WeightsError, match="version 2147483648 is above 2147483647, the greatest that a token"):
+            await engine.update_weights(2**31, {"logits": NEW}, mode)
+        await engine.update_weights(2**31 - 1, {"logits": NEW}, mode)
+        with engine.session() as session:
+            assert (await session.sample([1], PARAMS, max_tokens=1)).versions.tolist() == [2**31 - 1]
 
 
 async def test_an_update_that_drains_can_be_given_up() -> None:

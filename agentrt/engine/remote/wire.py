@@ -13,6 +13,7 @@ import msgspec
 from agentrt.core.errors import EngineFailure
 from agentrt.core.protocol import FinishReason
 from agentrt.core.spec import SamplingParams
+from agentrt.core.tokens import MOST_VERSION
 
 LawOf = Literal["sampled_distribution", "temperature_only", "raw"]
 
@@ -159,11 +160,12 @@ class SGLang:
 
 
 def to_version(text: Any) -> int | None:
-    """A server's word for its weights as a number: SGLang's `default` is what it started with."""
+    """A server's word for its weights as a number: SGLang's `default` is what it started with. None if it is no version."""
     if text == "default":
         return 0
     digits = str(text).removeprefix("v") if text is not None else ""
-    return int(digits) if digits.isdigit() else None
+    is_short = digits.isdecimal() and len(digits) <= len(str(MOST_VERSION))
+    return int(digits) if is_short and int(digits) <= MOST_VERSION else None
 
 
 def needs_law(params: SamplingParams, law: LawOf) -> str:

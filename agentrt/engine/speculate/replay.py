@@ -52,7 +52,7 @@ class _Replayed:
         """Note a turn; whether another follows. What says something else than it did goes no further."""
         turn = self.turns[len(self.figures)]
         is_same = sequence.tokens.token_ids[sequence.context_tokens :] == turn.sampled_ids
-        first = sequence.first_token or sequence.ended
+        first = sequence.ended if sequence.first_token is None else sequence.first_token
         self.figures.append(
             Figures(
                 sequence.ended - first, sequence.ended - sequence.arrived, sequence.drafted, sequence.accepted,

@@ -16,6 +16,7 @@ from agentrt.core.spec import SamplingParams
 from agentrt.engine.remote import engine as remote
 from agentrt.engine.remote import server as remote_server
 from agentrt.engine.remote.engine import RemoteEngine, RemoteSession
+from agentrt.engine.remote.wire import to_version
 from agentrt.testing.tokenizer import byte_tokenizer
 
 pytestmark = pytest.mark.anyio
@@ -478,3 +479,11 @@ async def test_connections_are_kept_alive_by_the_system() -> None:
                 assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
         await engine._http.aclose()
         group.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("word", "version"),
+    [("default", 0), ("v7", 7), (12, 12), ("2147483647", 2**31 - 1), ("20261201093000", None), ("²", None), ("9" * 5000, None)],
+)  # fmt: skip
+def test_a_word_for_weights_that_is_no_version(word: str | int, version: int | None) -> None:
+    assert to_version(word) == version
