@@ -250,7 +250,8 @@ class Session(Protocol):
     async def score(self, observed_ids: Sequence[int], scored_ids: Sequence[int], params: SamplingParams) -> Floats:
         """Append both, and return the logprob of each of `scored_ids` under the law: what sampling them would have recorded.
 
-        An id that the law cuts has the logprob -inf. Raises as `sample` does.
+        An id that the law cuts has the logprob -inf. An update of the weights begins it anew, so all are of one policy; in
+        mode `keep` it goes on. Raises as `sample` does.
         """
 
     def hint(self, hints: SessionHints) -> None:

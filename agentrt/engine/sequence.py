@@ -70,8 +70,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.context_tokens = len(self.tokens) - self.num_scored
         self.stop_strings = StopStrings(self.params.stop)
-        if self.params.repetition_penalty != 1:
-            self.seen.update(self.tokens.token_ids[: self.context_tokens])
+        self._see_context()
 
     @property
     def num_sampled(self) -> int:
@@ -165,6 +164,17 @@ class Sequence:
         self.scores.append(logprob)
         if len(self.scores) == self.num_scored:
             self.finish_reason = "length"
+
+    def score_anew(self) -> None:
+        """Forget the scores so far: they are of another policy than those to come."""
+        self.scores, self.num_noted = Floats(), 0
+        self.counts.clear()
+        self.seen.clear()
+        self._see_context()
+
+    def _see_context(self) -> None:
+        if self.params.repetition_penalty != 1:
+            self.seen.update(self.tokens.token_ids[: self.context_tokens])
 
     def _note(self, token_id: int) -> None:
         self.num_noted += 1

@@ -510,6 +510,9 @@ class EngineCore:
             if update.mode != "keep":
                 update.tokens_dropped = sum(sequence.lease.computed for sequence in self.running)
                 self._requeue(at_the_end=update.mode == "abort_resume")
+                for sequence in self.waiting:
+                    if sequence.num_scored:
+                        sequence.score_anew()
             self.cache.renew(self.version, keep=update.mode == "keep")
             if self.speculator:
                 self.speculator.renewed(self.version)

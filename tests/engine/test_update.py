@@ -19,6 +19,7 @@ from agentrt.engine.batch import Batch
 from agentrt.engine.sequence import Sequence as EngineSequence
 from agentrt.engine.service import EngineService
 from agentrt.engine.step import EngineCore
+from agentrt.engine.update import Update
 from agentrt.testing.toy import Logits, ToyRunner, hashed_logits
 
 pytestmark = pytest.mark.anyio
@@ -46,8 +47,8 @@ class HeldRunner(ToyRunner):
         return super().run(batch)
 
 
-def make_core(logits: Logits, *, pages: int = 256, batch: int = 64) -> EngineCore:
-    spec = EngineSpec(page_size=4, kv_tokens=4 * pages, max_batch=batch)
+def make_core(logits: Logits, *, pages: int = 256, batch: int = 64, rows: int = 512) -> EngineCore:
+    spec = EngineSpec(page_size=4, kv_tokens=4 * pages, max_batch=batch, step_tokens=rows)
     return EngineCore(HeldRunner(logits, pages), spec, vocab_size=VOCAB, bytes_of=lambda _: b"x")
 
 
@@ -259,6 +260,35 @@ async def test_c46_a_switch_keeps_the_kv_of_open_conversations_and_of_nobody_els
             with engine.session(seed=1) as stranger:
                 new = await stranger.sample(list(range(20)), PARAMS, max_tokens=2)
             assert (new.cached_tokens, new.oldest_kv) == (0, 1)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "drain", "abort_resume"])
+@pytest.mark.parametrize("is_preempted", [False, True])
+async def test_the_logprobs_of_a_score_are_of_one_policy(mode: UpdateMode, is_preempted: bool) -> None:
+    params = SamplingParams(temperature=0.7, repetition_penalty=1.3, frequency_penalty=0.2)
+
+    def scoring(logits: Logits) -> tuple[EngineCore, EngineSequence]:
+        core, tokens = make_core(logits, batch=8, rows=8), Tokens()
+        tokens.observe([index % 9 for index in range(40)])
+        sequence = EngineSequence(tokens=tokens, params=params, num_scored=30)
+        core.submit(sequence, core.open())
+        return core, sequence
+
+    def drain(core: EngineCore) -> None:
+        while not core.is_idle:
+            core.step()
+
+    core, scored = scoring(OLD)
+    while len(scored.scores) < 12:
+        core.step()
+    if is_preempted:
+        core._return(scored)
+    core.begin_update(Update(version=1, mode=mode, install=core.stage({"logits": NEW})))
+    drain(core)
+    other, expected = scoring(OLD if mode == "drain" else NEW)
+    drain(other)
+    assert scored.scores == expected.scores
+    assert len(scored.scores) == 30
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -239,9 +239,11 @@ class RemoteEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._lost.cancel_scope.cancel()
-        await self._lost.__aexit__(None, None, None)
-        with anyio.CancelScope(shield=True):
-            await self._http.aclose()
+        try:
+            await self._lost.__aexit__(None, None, None)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._http.aclose()
 
 
 class RemoteSession:

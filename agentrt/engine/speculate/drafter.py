@@ -384,12 +384,12 @@ class Drafter:
         return whole_SV
 
     def _next(self, chain: _Chain, step: Step, drawn_S: NDArray[np.int64], depth: int) -> Step:
-        """The row of each drafted id."""
+        """The row of each drafted id. Where others draft on beyond a sequence's context, it stays at the last position."""
         count = len(drawn_S)
         features = torch.empty(0) if step.features_MD is None else step.features_MD
-        rows_S = np.arange(count)
+        rows_S, positions_S = np.arange(count), np.minimum(chain.ends_S + depth, self.model.context_length - 1)
         return self._forward(
-            np.maximum(drawn_S, 0), chain.ends_S + depth, rows_S.astype(np.int32), chain.tables_GSP, rows_S, features
+            np.maximum(drawn_S, 0), positions_S, rows_S.astype(np.int32), chain.tables_GSP, rows_S, features
         )
 
     def _forward(

@@ -231,6 +231,29 @@ def test_hidden_states_kept_are_those_of_followed_rows(tmp_path: Path) -> None:
     close_all(core, [*found, late])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_row_is_beyond_the_context(kind: str, tmp_path: Path) -> None:
+    """One is at the end of its context, and another's draft goes on."""
+    core = make_core(write_draft(tmp_path, kind), draft_length=8)
+    drafter, most, run = drafter_of(core), [0], core.runner.run_draft  # type: ignore[attr-defined]
+
+    def watched(model: Any, kv: Any, batch: Any, features: Any) -> Step:
+        most.append(int(batch.positions_N.max()))
+        found: Step = run(model, kv, batch, features)
+        return found
+
+    core.runner.run_draft = watched  # type: ignore[attr-defined]
+    near, far = submit(core, [1] * 244, max_tokens=12), submit(core, prompt(1), max_tokens=40)
+    drain(core)
+    assert max(most) == drafter.model.context_length - 1 == 255
+    plain = make_core(None)
+    expected = submit(plain, [1] * 244, max_tokens=12), submit(plain, prompt(1), max_tokens=40)
+    drain(plain)
+    assert [said(near), said(far)] == [said(one) for one in expected]
+    assert near.drafted
+    close_all(core, [near, far])
+
+
 @pytest.mark.parametrize("mode", ["recompute", "keep", "drain", "abort_resume"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_updates_in_flight(kind: str, mode: Any, tmp_path: Path) -> None:
