@@ -95,10 +95,7 @@ class KVCache:
         """Give everything back. Closing twice does nothing. Raises `IllegalMoveError` if it runs."""
         if lease in self._leases:
             self._end_pause(lease, is_cut=True)
-            self._move(lease, State.CLOSED)
-            self.tier.forget(lease)
-            self._release(lease)
-            self._anchor(lease, None)
+            self.drop(lease, State.CLOSED)
             del self._leases[lease]
 
     def resume(self, lease: Lease, ids: IntArray, matchable: int) -> int:
@@ -261,9 +258,9 @@ class KVCache:
             self._anchor(lease, None)
         self._count_held(lease)
 
-    def drop(self, lease: Lease) -> None:
+    def drop(self, lease: Lease, state: State = State.DROPPED) -> None:
         """Have an idle lease give up its KV, on the host too. It finds what is in the prefix cache when it next runs."""
-        self._move(lease, State.DROPPED)
+        self._move(lease, state)
         self.tier.forget(lease)
         self._release(lease)
         self._anchor(lease, None)
@@ -276,11 +273,10 @@ class KVCache:
         """
         for lease in self._leases:
             has_kv = lease.state not in (State.OPEN, State.DROPPED)
-            if has_kv and keep:
-                continue
-            if has_kv:
+            if has_kv and not keep:
                 self.drop(lease)
-            lease.namespace = lease.namespace._replace(version=version)
+            if not (has_kv and keep):
+                lease.namespace = lease.namespace._replace(version=version)
 
     def revoke_idle(self) -> bool:
         """Revoke the least recently used lease that may be revoked, a pinned one last; False if there is none."""
