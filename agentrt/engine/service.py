@@ -38,6 +38,7 @@ from agentrt.engine.request import Bounds, check_ids, check_request
 from agentrt.engine.sequence import Sequence as EngineSequence
 from agentrt.engine.step import EngineCore
 from agentrt.engine.update import Update
+from agentrt.engine.weights import Install
 
 ABORT_SECONDS = 30.0
 """How long a cancelled request waits for the step in flight, so that what it sampled is in the record."""
@@ -136,7 +137,7 @@ class EngineService:
                     f"version {version} is above {MOST_VERSION}, the greatest that a token is recorded with"
                 )
             started = clock.now()
-            install = await anyio.to_thread.run_sync(self.core.stage, source)
+            install = await anyio.to_thread.run_sync(self._staged, source)
             read_seconds = clock.now() - started
             self.check_open()
             update = Update(version=version, mode=mode, install=install)
@@ -145,6 +146,15 @@ class EngineService:
                 version=version, mode=mode, read_seconds=read_seconds, pause_seconds=update.pause_seconds,
                 requests=update.requests, tokens_dropped=update.tokens_dropped,
             )  # fmt: skip
+
+    def _staged(self, source: WeightSource) -> Install:
+        """`EngineCore.stage`; whatever goes wrong is a `WeightsError`."""
+        try:
+            return self.core.stage(source)
+        except WeightsError:
+            raise
+        except Exception as error:  # of the source's maker, or for want of memory
+            raise WeightsError(f"the new weights cannot be used: {error!r}") from error
 
     async def _carried_out(self, update: Update) -> None:
         """Have the step thread make an update, and wait for it."""

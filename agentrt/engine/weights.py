@@ -18,6 +18,7 @@ from math import prod
 from multiprocessing import resource_tracker
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -142,13 +143,21 @@ def _from_memory(source: SharedWeights) -> dict[str, Tensor]:
         resource_tracker.unregister(f"/{memory.name.lstrip('/')}", "shared_memory")
     try:
         return {
-            name: torch.from_numpy(np.ndarray(shape, np.dtype(dtype), memory.buf, start).copy())
+            name: torch.from_numpy(np.ndarray(shape, _float_type(dtype), memory.buf, start).copy())
             for name, (dtype, shape, start) in source.tensors.items()
         }
     except (TypeError, ValueError) as error:
         raise WeightsError(f"shared memory {source.name} is not as described: {error}") from error
     finally:
         memory.close()
+
+
+def _float_type(name: str) -> np.dtype[np.floating[Any]]:
+    """A dtype of floats by its name; `ValueError` for others. Of objects, a copy would follow pointers that are none."""
+    dtype = np.dtype(name)
+    if dtype.kind != "f":
+        raise ValueError(f"weights are floats, not {name}")
+    return dtype
 
 
 def _staged_together(source: BroadcastWeights, shapes: Shapes, stage: Stage) -> Install:

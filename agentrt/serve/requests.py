@@ -112,6 +112,8 @@ class TextRequest(GenerationRequest, frozen=True, forbid_unknown_fields=True, kw
 
 
 MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 128
+"""At each id. Thousands would take milliseconds of every step, which is everybody's, and a long turn of them the memory."""
 
 
 def read(body: bytes, kind: type[T]) -> T:
@@ -139,6 +141,11 @@ def refuse_unserved(request: ChatRequest | TextRequest) -> None:
     """Raise `BadRequest` for a field that is known and asks for what is not served."""
     if not 1 <= request.choices <= MAX_CHOICES:
         raise BadRequest(f"n must be 1 to {MAX_CHOICES}, not {request.choices}", param="n")
+    name, likely = (
+        ("logprobs", request.logprobs) if isinstance(request, TextRequest) else ("top_logprobs", request.top_logprobs)
+    )
+    if likely is not None and not 0 <= likely <= MAX_TOP_LOGPROBS:
+        raise BadRequest(f"{name} must be 0 to {MAX_TOP_LOGPROBS}, not {likely}", param=name)
     if isinstance(request, TextRequest):
         asked = {"echo": request.echo, "suffix": request.suffix, "best_of": (request.best_of or 1) > 1}
         for name in (name for name, value in asked.items() if value):

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from agentrt.core.errors import WeightsError
 from agentrt.core.models import find_model
-from agentrt.core.protocol import BroadcastWeights, Completion, UpdateMode, WeightSource
+from agentrt.core.protocol import BroadcastWeights, Completion, SharedWeights, UpdateMode, WeightSource
 from agentrt.core.spec import EngineSpec, SamplingParams
 from agentrt.core.tokenizer import Tokenizer
 from agentrt.engine.kv.lease import State
 from agentrt.engine.local import local_engine
+from agentrt.engine.runner import ModelRunner
 from agentrt.engine.service import EngineService
 from agentrt.engine.weights import BUCKET_ELEMENTS, buckets, shared_weights
 
@@ -319,6 +320,23 @@ def test_shared_memory_that_is_gone_changes_nothing(changed: dict[str, Tensor]) 
     with shared_weights(changed) as source:
         pass
     refuse(source, "cannot be opened")
+
+
+def test_shared_memory_is_never_read_as_objects(changed: dict[str, Tensor]) -> None:
+    """To copy those would follow what lies in the memory as pointers, and end the process."""
+    with shared_weights(changed) as source:
+        tensors = {name: ("O", shape, start) for name, (_, shape, start) in source.tensors.items()}
+        refuse(SharedWeights(source.name, tensors), "is not as described: weights are floats, not O")
+
+
+def test_what_cannot_be_staged_is_refused(changed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse({name: tensor.numpy() for name, tensor in changed.items()}, "cannot be used: AttributeError")
+
+    def full(self: ModelRunner, weights: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(ModelRunner, "_stage", full)
+    refuse(changed, r"the new weights cannot be used: MemoryError\('no room'\)")
 
 
 def refuse(source: WeightSource, words: str) -> None:

@@ -23,6 +23,8 @@ ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "a
         ("chat/completions", ASK | {"temprature": 0}, "unknown field 'temprature'; did you mean 'temperature'?"),
         ("chat/completions", ASK | {"temperature": -1}, "temperature must be 0 or more, not -1.0"),
         ("chat/completions", ASK | {"n": 0}, "n must be 1 to 128, not 0"),
+        ("chat/completions", ASK | {"logprobs": True, "top_logprobs": 129}, "top_logprobs must be 0 to 128, not 129"),
+        ("completions", {"prompt": "a", "logprobs": 10**9}, "logprobs must be 0 to 128, not 1000000000"),
         ("chat/completions", ASK | {"max_tokens": "x"}, "max_tokens: Expected `int | null`, got `str`"),
         ("chat/completions", ASK | {"max_tokens": 9999}, "do not fit the context"),
         ("chat/completions", ASK | {"max_tokens": 0}, "max_tokens 0 do not fit"),
