@@ -93,8 +93,8 @@ class Tokens:
         self.versions.frombytes(version.to_bytes(self.versions.itemsize, sys.byteorder) * len(token_ids))
 
     def copy(self, start: int = 0) -> "Tokens":
-        """A new object with the arrays from `start` on."""
-        other = Tokens()
-        other.token_ids, other.mask = Ids(self.token_ids[start:]), Mask(self.mask[start:])
-        other.logprobs, other.versions = Floats(self.logprobs[start:]), Ids(self.versions[start:])
+        """A new object with the arrays from `start` on, as far as all of them are while another thread appends to them."""
+        other, own = Tokens(), slice(start, len(self.versions))  # which are appended last
+        other.token_ids, other.mask = Ids(self.token_ids[own]), Mask(self.mask[own])
+        other.logprobs, other.versions = Floats(self.logprobs[own]), Ids(self.versions[own])
         return other

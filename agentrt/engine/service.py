@@ -355,7 +355,8 @@ class LocalSession:
 
     def fork(self) -> "LocalSession":
         child = LocalSession(self._service, seeds.derive(self._seed, "fork", self._forks), self._salt, self._hints)
-        child._tokens, child._forked_at = self._tokens.copy(), len(self._tokens)
+        child._tokens = self._tokens.copy()
+        child._forked_at = len(child._tokens)
         child._parent = self if self._is_open else None  # else it has no KV to share
         self._forks += 1
         return child
@@ -389,7 +390,7 @@ class LocalSession:
             self._service.post(command)
 
     def _open(self) -> None:
-        parent = self._parent
+        parent, self._parent = self._parent, None  # a long line of forks does not keep all of their ids
         self.lease = self._core.fork(parent.lease, self._forked_at) if parent else self._core.open(self._salt)
         self._give_hints()
 

@@ -379,7 +379,8 @@ class EngineCore:
             self._totals.reused -= sequence.cached_tokens
             sequence.cached_tokens = -1
             self._return(sequence)
-            self.cache.revoke(sequence.lease)
+        for lease in lost:  # also that of a sequence that was aborted before this was heard of
+            self.cache.revoke(lease)
 
     def _return(self, sequence: Sequence) -> None:
         """From running to the waiting line."""

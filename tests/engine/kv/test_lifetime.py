@@ -149,6 +149,29 @@ def test_rows_17_a_copy_that_fails_is_never_used(direction: str) -> None:
     assert core.statistics(0).copies_failed > 0
 
 
+def test_row_17_what_failed_to_come_back_for_a_turn_that_is_gone_is_given_up() -> None:
+    """It was noted where another's step took pages, and is heard of by the next step."""
+    copier = FaultyCopier()
+    core = make_core(9, 16, copier=copier)
+    a, b = Talk(core), Talk(core)
+    a.turn(prompt(0))
+    b.turn(prompt(3))
+    settle(core)
+    core.cache.revoke(a.lease)
+    evict(core.cache.tree, 9)
+    copier.delay, copier.fails = 100, lambda direction, copy: direction == "load"
+    a.ask([2])
+    core.step()
+    assert a.lease.is_running
+    assert a.lease.job
+    assert core.cache.tier.wait(1.0)
+    core.cache._note(core.cache.tier.poll())
+    core.abort(a.sequence)
+    core.step()
+    core.check()
+    assert states(a) == [State.DROPPED]
+
+
 def test_row_17_a_page_that_changed_on_the_host_is_not_restored() -> None:
     """Checksums: the host's copy of A was overwritten meanwhile."""
     copier = FaultyCopier(checks=True)
