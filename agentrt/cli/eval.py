@@ -62,10 +62,11 @@ def evaluate(
     path = resume or output or named_by(spec.environment, "eval-")
     launched = launch(spec, loaded, path, is_resumed=resume is not None)
     records = list(launched.folder.trajectories())
-    found, ran = evaluation.evaluate(records, success), summary.summarise(records, spec.groups * spec.group_size)
-    results().print(
-        Group(evaluation.render(found), summary.render(ran, launched.seconds, str(path), with_rewards=False))
-    )
+    tools = [tool.name for tool in loaded.tools]
+    found = evaluation.evaluate(records, success)
+    ran = summary.summarise(records, spec.groups * spec.group_size, tools)
+    tail = summary.render(ran, launched.seconds, launched.sampled, str(path), with_rewards=False)
+    results().print(Group(evaluation.render(found), tail))
     if as_json:
         result = {"folder": str(path), "seconds": launched.seconds, "evaluation": found, "summary": ran}
         print(msgspec.json.encode(result).decode(), flush=True)

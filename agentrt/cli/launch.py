@@ -45,6 +45,8 @@ class Launched(NamedTuple):
     attempts: int
     is_interrupted: bool
     seconds: float
+    sampled: int
+    """Tokens in these seconds."""
 
 
 def checked_environment(spec: RunSpec) -> Environment:
@@ -67,7 +69,7 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
         say(f"{spec.environment} with {spec.model}: {spec.groups} groups of {spec.group_size} into {path}")
         started = time.perf_counter()
         try:
-            with _progress(spec) as progress, folder, logging_to(folder.path / "logs"):
+            with _progress() as progress, folder, logging_to(folder.path / "logs"):
                 sys.setswitchinterval(SWITCH_SECONDS)
                 attempts, is_interrupted = anyio.run(_roll_out, work, folder, progress)
         except AgentrtError:
@@ -77,7 +79,7 @@ def launch(spec: RunSpec, environment: Environment, path: Path, *, is_resumed: b
         seconds = time.perf_counter() - started
     if not attempts and not is_interrupted:
         say("this run is complete: nothing was left to do")
-    return Launched(folder, attempts, is_interrupted, seconds)
+    return Launched(folder, attempts, is_interrupted, seconds, progress.tally.sampled)
 
 
 class _Work(NamedTuple):
@@ -160,14 +162,13 @@ def _resumed(path: Path, versions: Mapping[str, str]) -> RunFolder:
 
 
 @contextmanager
-def _progress(spec: RunSpec) -> Iterator[Progress]:
+def _progress() -> Iterator[Progress]:
     """Live on a terminal, lines elsewhere."""
-    episodes = spec.groups * spec.group_size
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield ProgressLines(sys.stderr, groups=spec.groups, episodes=episodes)
+        yield ProgressLines(sys.stderr)
         return
-    with LiveProgress(console, groups=spec.groups, episodes=episodes) as live:
+    with LiveProgress(console) as live:
         yield live
 
 

@@ -60,7 +60,8 @@ def run(
         return
     path = resume or output or named_by(spec.environment)
     launched = launch(spec, loaded, path, is_resumed=resume is not None, cluster=ray or "")
-    summary = summarise(launched.folder.trajectories(), spec.groups * spec.group_size)
+    tools = [tool.name for tool in loaded.tools]
+    summary = summarise(launched.folder.trajectories(), spec.groups * spec.group_size, tools)
     _report(summary, launched, as_json)
     if launched.is_interrupted:
         raise typer.Exit(INTERRUPTED)
@@ -70,7 +71,7 @@ def run(
 
 def _report(summary: Summary, launched: Launched, as_json: bool) -> None:
     folder = str(launched.folder.path)
-    results().print(render(summary, launched.seconds, folder))
+    results().print(render(summary, launched.seconds, launched.sampled, folder))
     if as_json:
         result = {
             "folder": folder, "seconds": launched.seconds, "attempts": launched.attempts, "summary": summary

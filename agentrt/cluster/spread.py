@@ -42,7 +42,7 @@ async def run_over(
     workers: Workers, environment: Environment, spec: RunSpec, folder: RunFolder, observer: Observer
 ) -> int:
     """As `agentrt.rollout.run.run`, but the episodes are played by `workers`."""
-    plans = await left_to_run(environment, spec, folder)
+    plans = await left_to_run(environment, spec, folder, observer)
     await spread(workers, plans, spec, folder, observer, as_group=bool(Rubric(environment).group_rewards))
     return sum(len(plan.members) for plan in plans)
 

@@ -18,20 +18,23 @@ QUIET_SECONDS = 60.0
 class ProgressLines:
     """Told of episodes and groups as they end (`rollout.dispatcher.Observer`); writes to `out`."""
 
-    def __init__(self, out: TextIO, *, groups: int, episodes: int) -> None:
-        self._out, self._tally = out, Tally(groups=groups, episodes=episodes)
+    def __init__(self, out: TextIO) -> None:
+        self._out, self.tally = out, Tally()
         self._spoke = time.monotonic()
+
+    def run_started(self, groups: int, episodes: int) -> None:
+        self.tally = Tally(groups=groups, episodes=episodes)
 
     def episode_started(self, task_id: str, member: int) -> None:
         """Nothing to say: a line an episode would be too many."""
 
     def episode_ended(self, record: EpisodeRecord) -> None:
-        self._tally.add(record)
+        self.tally.add(record)
         if record.error is not None:
             self._say(failure_line(record))
 
     def group_ended(self, group: GroupRecord) -> None:
-        tally = self._tally
+        tally = self.tally
         tally.ended_groups += 1
         rewards = " ".join("–" if reward is None else f"{reward:g}" for reward in group.rewards)
         self._say(

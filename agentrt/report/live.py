@@ -24,8 +24,8 @@ BAR_WIDTH = 32
 class LiveProgress:
     """As `ProgressLines`, for a terminal. A context manager: what is written to the terminal inside it goes above."""
 
-    def __init__(self, console: Console, *, groups: int, episodes: int) -> None:
-        self._tally = Tally(groups=groups, episodes=episodes)
+    def __init__(self, console: Console) -> None:
+        self.tally = Tally()
         self._live = Live(console=console, auto_refresh=False, transient=True)
 
     def __enter__(self) -> Self:
@@ -37,21 +37,24 @@ class LiveProgress:
     ) -> None:
         self._live.stop()
 
+    def run_started(self, groups: int, episodes: int) -> None:
+        self.tally = Tally(groups=groups, episodes=episodes)
+
     def episode_started(self, task_id: str, member: int) -> None:
         """Seen at the next drawing."""
 
     def episode_ended(self, record: EpisodeRecord) -> None:
-        self._tally.add(record)
+        self.tally.add(record)
         if record.error is not None:
             self._live.console.print(escape(failure_line(record)), style="red")
 
     def group_ended(self, group: GroupRecord) -> None:
-        self._tally.ended_groups += 1
+        self.tally.ended_groups += 1
 
     async def follow(self, running: Collection[RunningEpisode], statistics: Callable[[], EngineStatistics]) -> None:
         """Draw until it is cancelled."""
         while True:
-            drawing = render(self._tally, running, statistics(), anyio.current_time())
+            drawing = render(self.tally, running, statistics(), anyio.current_time())
             self._live.update(drawing, refresh=True)
             await anyio.sleep(REFRESH_SECONDS)
 

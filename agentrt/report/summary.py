@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import msgspec
 from rich.console import Group, RenderableType
@@ -14,7 +14,7 @@ from agentrt.report.drafts import Speculation, speculation
 from agentrt.report.failures import cause_lines, one_line
 
 UNKNOWN = "other names"
-"""For calls of tools that do not exist: a policy invents many names."""
+"""For calls of tools that do not exist."""
 CALL_COUNTS = "tool_calls_"
 """Metrics that count calls by outcome; `Summary.tools` has them by tool."""
 RAISED = "reward_raised"
@@ -38,7 +38,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """That the run asked for."""
     good: int
     failed: int
-    """Episodes without a good record."""
+    """Episodes whose attempts all failed."""
+    not_run: int
+    """Episodes without a record: the run was interrupted, or its split has fewer tasks."""
     reward_mean: float | None
     reward_std: float | None
     """Population standard deviation."""
@@ -53,7 +55,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     turns: int
     tool_calls: int
     tools: dict[str, dict[str, int]]
-    """How the calls of each tool ended."""
+    """How the calls of each tool ended. A policy invents many names, even whole sentences: they are counted together."""
     tokens_sampled: int
     tokens_prefilled: int
     tokens_reused: int
@@ -71,9 +73,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """The episode that took longest, and on what."""
 
 
-def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
-    """The summary of all attempts on disk, of a run that asked for `episodes`."""
+def summarise(records: Iterable[EpisodeRecord], episodes: int, tools: Collection[str]) -> Summary:
+    """The summary of all attempts on disk, of a run that asked for `episodes` and has `tools`."""
     attempts = list(records)
+    seen = len({record.key for record in attempts})
     good = list(good_records(attempts).values())
     rewards = [record.reward for record in good if record.reward is not None]
     turns = [turn for record in good for branch in record.branches for turn in branch.turns]
@@ -81,7 +84,8 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
     return Summary(
         episodes=episodes,
         good=len(good),
-        failed=episodes - len(good),
+        failed=seen - len(good),
+        not_run=max(0, episodes - seen),
         reward_mean=_mean(rewards),
         reward_std=_deviation(rewards),
         scored=len(rewards),
@@ -92,7 +96,7 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
         unscored=dict(Counter(record.reward_reason or "unknown" for record in good if record.reward is None)),
         turns=len(turns),
         tool_calls=sum(len(record.calls) for record in good),
-        tools=_tools(good),
+        tools=_tools(good, tools),
         tokens_sampled=sum(turn.end - turn.start for turn in turns),
         tokens_prefilled=sum(turn.start - turn.cached_tokens for turn in turns),
         tokens_reused=sum(turn.cached_tokens for turn in turns),
@@ -105,10 +109,13 @@ def summarise(records: Iterable[EpisodeRecord], episodes: int) -> Summary:
     )
 
 
-def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: bool = True) -> RenderableType:
-    """The summary as a person reads it, one screen."""
+def render(
+    summary: Summary, wall_seconds: float, sampled: int, folder: str, *, with_rewards: bool = True
+) -> RenderableType:
+    """The summary as a person reads it, one screen. What was just run took `wall_seconds`, for `sampled` tokens."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("episodes", f"{summary.good} good, {summary.failed} failed of {summary.episodes}")
+    not_run = f", {summary.not_run} not run" if summary.not_run else ""
+    table.add_row("episodes", f"{summary.good} good, {summary.failed} failed{not_run} of {summary.episodes}")
     for line in cause_lines(summary.failures):
         table.add_row("", f"[red]{escape(line)}[/red]")
     if summary.failures:
@@ -128,7 +135,7 @@ def render(summary: Summary, wall_seconds: float, folder: str, *, with_rewards: 
     table.add_row("turns", f"{summary.turns}, with {summary.tool_calls} tool calls")
     for name, outcomes in summary.tools.items():
         table.add_row(f"  {escape(name)}", ", ".join(f"{outcome} {count}" for outcome, count in outcomes.items()))
-    table.add_row("tokens", _tokens(summary, wall_seconds))
+    table.add_row("tokens", _tokens(summary, sampled / wall_seconds if wall_seconds else 0.0))
     for name, figures in summary.speculation.items():
         table.add_row("drafts" if name == "all" else f"  {name}", _drafts(figures))
     if _byte_seconds(summary.kv):
@@ -170,11 +177,11 @@ def _metrics(good: list[EpisodeRecord]) -> dict[str, float]:
     return {name: math.fsum(numbers) / len(numbers) for name, numbers in values.items()}
 
 
-def _tools(good: list[EpisodeRecord]) -> dict[str, dict[str, int]]:
+def _tools(good: list[EpisodeRecord], tools: Collection[str]) -> dict[str, dict[str, int]]:
     outcomes: dict[str, Counter[str]] = {}
     for record in good:
         for call in record.calls:
-            name = UNKNOWN if call.outcome == "unknown_tool" or not call.name else call.name
+            name = call.name if call.name in tools else UNKNOWN
             outcomes.setdefault(name, Counter())[call.outcome] += 1
     return {name: dict(counts.most_common()) for name, counts in sorted(outcomes.items())}
 
@@ -228,8 +235,7 @@ def _spread(summary: Summary) -> str:
     return f"{summary.reward_mean:.3f} ± {summary.reward_std:.3f} over {summary.scored} scored"
 
 
-def _tokens(summary: Summary, wall_seconds: float) -> str:
-    rate = summary.tokens_sampled / wall_seconds if wall_seconds else 0.0
+def _tokens(summary: Summary, rate: float) -> str:
     return (
         f"{summary.tokens_sampled} sampled ({rate:.0f}/s), {summary.tokens_prefilled} prefilled, "
         f"{summary.tokens_reused} reused"

@@ -8,8 +8,9 @@ from agentrt.core.records import EpisodeRecord
 class Tally:
     """Counts over the records of this process."""
 
-    def __init__(self, *, groups: int, episodes: int) -> None:
+    def __init__(self, *, groups: int = 0, episodes: int = 0) -> None:
         self.groups, self.episodes = groups, episodes
+        """That there are to run: of a resumed run, what was left."""
         self.ended_groups = self.ended = self.failed = self.turns = self.sampled = self.scored = 0
         self.reward_sum = 0.0
         self._started = time.monotonic()

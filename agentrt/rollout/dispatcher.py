@@ -29,6 +29,9 @@ class Sink(Protocol):
 class Observer(Protocol):
     """Told what happens, after it is recorded. Called on the event loop, so it must be quick."""
 
+    def run_started(self, groups: int, episodes: int) -> None:
+        """So many are left to run. Not called where groups come one by one."""
+
     def episode_started(self, task_id: str, member: int) -> None: ...
 
     def episode_ended(self, record: EpisodeRecord) -> None: ...
@@ -37,6 +40,8 @@ class Observer(Protocol):
 
 
 class _Quiet:
+    def run_started(self, groups: int, episodes: int) -> None: ...
+
     def episode_started(self, task_id: str, member: int) -> None: ...
 
     def episode_ended(self, record: EpisodeRecord) -> None: ...

@@ -166,6 +166,9 @@ class Tally:
         """See `CellResult`; 0 where all began at once."""
         return self._sampled / self._until if self._until else 0.0
 
+    def run_started(self, groups: int, episodes: int) -> None:
+        """Counted as they begin."""
+
     def episode_started(self, task_id: str, member: int) -> None:
         self._until, self._sampled = clock.now(), self._tokens_sampled()
         self._started.setdefault(task_id, clock.now())

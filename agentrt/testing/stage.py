@@ -46,13 +46,16 @@ class MemorySink:
         self.records: list[EpisodeRecord] = []
         self.groups: list[GroupRecord] = []
         self.events: list[tuple[Any, ...]] = []
-        """`("started", task, member)`, `("ended", task, member)`, `("group", task)`, in order."""
+        """`("run", groups, episodes)`, `("started", task, member)`, `("ended", task, member)`, `("group", task)`, in order."""
 
     def write(self, record: EpisodeRecord) -> None:
         self.records.append(record)
 
     def write_group(self, group: GroupRecord) -> None:
         self.groups.append(group)
+
+    def run_started(self, groups: int, episodes: int) -> None:
+        self.events.append(("run", groups, episodes))
 
     def episode_started(self, task_id: str, member: int) -> None:
         self.events.append(("started", task_id, member))

@@ -73,7 +73,8 @@ def test_the_live_lines_before_anything_runs() -> None:
 @pytest.mark.anyio
 async def test_a_failure_is_printed_above_the_live_lines() -> None:
     out = io.StringIO()
-    with LiveProgress(Console(file=out, force_terminal=True, highlight=False, width=100), groups=1, episodes=2) as live:
+    with LiveProgress(Console(file=out, force_terminal=True, highlight=False, width=100)) as live:
+        live.run_started(1, 2)
         with anyio.move_on_after(0.05):
             await live.follow(RUNNING, lambda: STATISTICS)
         live.episode_ended(ended(None, FAILURE))
@@ -84,7 +85,8 @@ async def test_a_failure_is_printed_above_the_live_lines() -> None:
 
 def test_plain_lines_say_each_group_and_each_failure() -> None:
     out = io.StringIO()
-    lines = ProgressLines(out, groups=1, episodes=2)
+    lines = ProgressLines(out)
+    lines.run_started(1, 2)
     lines.episode_ended(ended(1.0))
     lines.episode_ended(ended(None, FAILURE))
     task_id = "a task\nof two lines \x1b[2J"
@@ -96,7 +98,7 @@ def test_plain_lines_say_each_group_and_each_failure() -> None:
 
 def test_plain_lines_name_the_slowest_when_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     out = io.StringIO()
-    lines = ProgressLines(out, groups=1, episodes=2)
+    lines = ProgressLines(out)
     monkeypatch.setattr("agentrt.report.lines.QUIET_SECONDS", 0.0)
 
     async def main() -> None:

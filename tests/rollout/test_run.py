@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
 from agentrt import Environment, Limits, Message, RunSpec, Task, group_reward, reward
 from agentrt.core import records
@@ -363,3 +364,18 @@ async def test_a_full_disk_ends_the_run_and_what_is_whole_stays(
     assert len(on_disk(path)) == 2
     assert await run_in(path, Several(), spec_of(max_concurrent=4)) == 4
     assert len(good_records(on_disk(path))) == 6
+
+
+async def test_what_is_left_to_run_is_said(tmp_path: Path) -> None:
+    """A split with fewer tasks than groups were asked for, and a resume of the one episode that failed."""
+    environment, spec, path = Several(tasks=2), spec_of(), tmp_path / "out"
+    environment.failing = {1}
+    with capture_logs() as logs, folder_at(path, spec) as folder:
+        sink = MemorySink()
+        await run(setup_of(environment), spec, folder, sink)
+    assert sink.events[0] == ("run", 2, 4)
+    assert {"event": "split_has_fewer_tasks", "log_level": "warning", "split": "train", "tasks": 2, "groups": 3} in logs
+    with folder_at(path, spec) as folder:
+        sink = MemorySink()
+        await run(setup_of(environment), spec, folder, sink)
+    assert sink.events[0] == ("run", 1, 1)
