@@ -23,7 +23,8 @@ def main(folder: Path) -> None:
                 f"    {branch.name}: {len(tokens)} ids, {tokens.num_sampled} sampled by policy versions {versions or '–'}"
             )
         for call in record.calls:
-            print(f"    turn {call.turn}: {call.name} {call.arguments} gave {call.outcome} in {call.seconds:.3f} s")
+            where = f"{call.branch}, turn {call.turn}"
+            print(f"    {where}: {call.name} {call.arguments} gave {call.outcome} in {call.seconds:.3f} s")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,8 @@ from agentrt.core.protocol import Completion
 from agentrt.core.tokens import Floats, Ids, Mask, Tokens
 
 SCHEMA_VERSION = 1
+MAIN = "main"
+"""The branch of the agent that is given the task."""
 
 T = TypeVar("T")
 Status = Literal["ok", "error", "cancelled"]
@@ -125,7 +127,10 @@ class BranchRecord(msgspec.Struct, frozen=True, kw_only=True):
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call as it was dispatched, or refused."""
 
+    branch: str = MAIN
+    """Whose call it is."""
     turn: int
+    """The turn of that branch that it came after, from 0 on; -1 for a call before the first."""
     name: str
     arguments: Any
     outcome: str

@@ -95,7 +95,7 @@ class Agent:
         if reason is not None:
             episode.stop(reason)
         tools = episode.setup.tools
-        records = [tool_calls.refusal(call, tools, turn) or tool_calls.cancelled(call, turn) for call in calls]
+        records = [tool_calls.before(call, tools, self.name, turn) for call in calls]
         running = next((record for record in records if record.outcome == tool_calls.CANCELLED), None)
         seconds = episode.setup.limits.tool_seconds
         if running is not None:

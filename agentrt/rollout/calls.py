@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 import anyio
+import msgspec
 
 from agentrt.core import clock
 from agentrt.core.errors import SandboxFailure
@@ -58,17 +59,18 @@ class ToolRunner(Protocol):
     ) -> None: ...
 
 
-def refusal(call: ToolCall, tools: Mapping[str, Tool], turn: int) -> CallRecord | None:
-    """The record of a call that cannot run; None if it can."""
+def before(call: ToolCall, tools: Mapping[str, Tool], branch: str, turn: int) -> CallRecord:
+    """The record of a call that has not run: a refusal if it cannot run, otherwise as if it were cancelled."""
     if call.error:
         outcome, words = MALFORMED, call.error
     elif call.name not in tools:
         outcome, words = UNKNOWN_TOOL, f"unknown tool {call.name!r}; available: {', '.join(sorted(tools)) or 'none'}"
     else:
         outcome, words = BAD_ARGUMENTS, tools[call.name].refusal(call.arguments)
-    if not words:
-        return None
-    return CallRecord(turn=turn, name=call.name, arguments=call.arguments, outcome=outcome, result=f"error: {words}")
+    outcome, result = (outcome, f"error: {words}") if words else (CANCELLED, "")
+    return CallRecord(
+        branch=branch, turn=turn, name=call.name, arguments=call.arguments, outcome=outcome, result=result
+    )
 
 
 async def run_calls(
@@ -100,7 +102,7 @@ async def run_calls(
             tool.argv, call.arguments, seconds=allowed, terms=tool.terms, on_progress=partial(hear, index)
         )
         outlook.forget(index)
-        records[index] = _record(records[index].turn, call, result, allowed)
+        records[index] = _after(records[index], result, allowed)
 
     if len(waiting) == 1:  # the usual case needs no task group
         await run(waiting[0])
@@ -113,15 +115,10 @@ async def run_calls(
             raise SandboxFailure(record.result)
 
 
-def cancelled(call: ToolCall, turn: int) -> CallRecord:
-    """The record of a call that has not ended."""
-    return CallRecord(turn=turn, name=call.name, arguments=call.arguments, outcome=CANCELLED, result="")
-
-
-def _record(turn: int, call: ToolCall, result: ToolResult, seconds: float) -> CallRecord:
-    return CallRecord(
-        turn=turn, name=call.name, arguments=call.arguments, outcome=result.outcome, result=_shown(result, seconds),
-        seconds=result.seconds, queue_seconds=result.queue_seconds, truncated=result.truncated, total_bytes=result.total_bytes,
+def _after(record: CallRecord, result: ToolResult, seconds: float) -> CallRecord:
+    return msgspec.structs.replace(
+        record, outcome=result.outcome, result=_shown(result, seconds), seconds=result.seconds,
+        queue_seconds=result.queue_seconds, truncated=result.truncated, total_bytes=result.total_bytes,
         decode_errors=result.decode_errors, isolation=result.isolation,
     )  # fmt: skip
 

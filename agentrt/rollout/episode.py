@@ -10,7 +10,7 @@ import msgspec
 from agentrt.core import clock, seeds
 from agentrt.core.errors import SandboxFailure, attributed_to
 from agentrt.core.protocol import Completion, Session, SessionHints
-from agentrt.core.records import BranchRecord, CallRecord, StopReason
+from agentrt.core.records import MAIN, BranchRecord, CallRecord, StopReason
 from agentrt.env.chat.message import Message, Turn
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
@@ -23,7 +23,6 @@ from agentrt.rollout.group import Peers
 from agentrt.rollout.limits import Budget
 from agentrt.rollout.setup import Setup
 
-MAIN = "main"
 GIVEN_REWARD = "environment"
 """The name of the reward that `episode.finish(reward)` gave."""
 

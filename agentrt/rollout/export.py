@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from agentrt.core.errors import RecordError, UsageError
-from agentrt.core.records import BranchRecord, EpisodeRecord
+from agentrt.core.records import MAIN, BranchRecord, EpisodeRecord
 from agentrt.rollout.batch import row_of
-from agentrt.rollout.episode import MAIN
 from agentrt.rollout.group import advantages
 from agentrt.rollout.resume import Ledger
 from agentrt.rollout.sink import RunFolder
@@ -108,7 +107,7 @@ def _row(record: EpisodeRecord, branch: BranchRecord, advantage: float | None) -
         "messages": [_flat(message) for message in record.messages] if branch.name == MAIN else [],
         "calls": [
             {"turn": call.turn, "name": call.name, "arguments": _json(call.arguments), "outcome": call.outcome,
-             "result": call.result, "seconds": call.seconds} for call in record.calls
+             "result": call.result, "seconds": call.seconds} for call in record.calls if call.branch == branch.name
         ],
         "logprobs_of": record.logprobs_of,
     }  # fmt: skip

@@ -28,11 +28,11 @@ from agentrt.core.errors import (
     attributed_to,
     is_failure,
 )
-from agentrt.core.records import EpisodeRecord, Failure, StopReason, text_of
+from agentrt.core.records import MAIN, EpisodeRecord, Failure, StopReason, text_of
 from agentrt.env.rubric import Scores, to_outcome
 from agentrt.env.task import Task
 from agentrt.rollout.calls import ToolRunner
-from agentrt.rollout.episode import MAIN, Episode, EpisodeEnd
+from agentrt.rollout.episode import Episode, EpisodeEnd
 from agentrt.rollout.group import Peers
 from agentrt.rollout.setup import Setup
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from agentrt.core import clock, seeds
 from agentrt.core.errors import UsageError
-from agentrt.core.records import EpisodeRecord, good_records, read
+from agentrt.core.records import MAIN, EpisodeRecord, good_records, read
 from agentrt.core.spec import RunSpec
 from agentrt.engine.kv.group import HOST_FACTOR
 from agentrt.engine.sequence import Sequence as EngineSequence
@@ -23,7 +23,6 @@ from agentrt.env.chat.renderer import ToolDescription
 from agentrt.env.environment import Agent, Environment
 from agentrt.env.task import Task
 from agentrt.env.tool import Tool
-from agentrt.rollout.episode import MAIN
 from agentrt.rollout.resume import GroupPlan, Member
 from agentrt.rollout.sink import TRAJECTORIES, stored_run
 from agentrt.sim.load import Played
@@ -63,14 +62,14 @@ def recording(folder: Path) -> Recording:
 
 
 def steps_of(record: EpisodeRecord) -> list[Step]:
-    """The main branch of an episode, turn by turn."""
+    """The main branch of an episode, turn by turn. What was called before the first of them is left out."""
     main = next((branch for branch in record.branches if branch.name == MAIN), None)
     if main is None or not main.turns:
         return []
     ends = [0, *(turn.end for turn in main.turns)]
     calls: list[list[ToolCall]] = [[] for _ in main.turns]
     for call in record.calls:
-        if call.turn < len(calls):
+        if call.branch == MAIN and 0 <= call.turn < len(calls):
             calls[call.turn].append(ToolCall(call.name, {"seconds": call.seconds}))
     return [
         Step(main.token_ids[end : turn.start].tolist(), turn.end - turn.start, made)

@@ -87,6 +87,7 @@ def test_the_good_record_of_each_episode_one_row_a_branch(folder: Path) -> None:
         {"name": "form", "score": None, "weight": 0.1},
     ]
     assert first["messages"][1]["calls"] == '[{"name":"f"}]'
+    assert critic["calls"] == [], "the main agent's are in its own row"
     assert (first["calls"][0]["arguments"], first["calls"][0]["result"]) == ('{"a":[1,"b"]}', "é")
     assert critic["token_ids"] == [0, 1, 0, 1]
     assert critic["mask"] == [0, 0, 0, 1]

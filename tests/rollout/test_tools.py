@@ -82,6 +82,7 @@ async def test_a_forked_agent_has_files_of_its_own() -> None:
 
     record = await run_episode(with_processes(Forking(), "go"), TASK)
     assert [call.result for call in record.calls] == ["ok", "ok", "a"]
+    assert [(call.branch, call.turn) for call in record.calls] == [("main", 0), ("main", 0), ("fork", -1)]
 
 
 async def test_c17_no_secret_is_in_the_trajectory(monkeypatch: pytest.MonkeyPatch) -> None:

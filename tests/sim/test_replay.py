@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -57,6 +58,14 @@ def test_turns_and_calls_of_a_record() -> None:
     assert [(len(step.observed), step.sampled) for step in steps] == [(100, 30), (40, 20), (10, 60)]
     assert steps[1] == Step(list(range(1130, 1170)), 20, [])
     assert steps[0].calls == [ToolCall("look up", {"seconds": 2.0})]
+
+
+def test_calls_of_others_are_not_the_main_branchs() -> None:
+    """A critic's call after its own first turn, and one of the main agent before its first."""
+    record = episode("one", 1)
+    own = record.calls[0]
+    others = [msgspec.structs.replace(own, branch="critic", seconds=9.0), msgspec.structs.replace(own, turn=-1)]
+    assert steps_of(msgspec.structs.replace(record, calls=[*others, own])) == steps_of(record)
 
 
 def test_the_recorded_engine_is_the_default(folder: Path) -> None:
