@@ -147,3 +147,18 @@ class Environment:
         """What the environment says to a turn; None ends the episode. By default: the results of the turn's tool calls,
         and the end when there are none."""
         return await episode.main.call(*turn.calls) if turn.calls else None
+
+
+def check(environment: Environment) -> None:
+    """Raise `UsageError` for tools or splits that cannot be."""
+    kind, tools = type(environment).__name__, environment.tools
+    for name, value in (("tools", tools), ("splits", environment.splits)):
+        if isinstance(value, str | Tool):  # mostly a tuple of one without its comma
+            raise UsageError(f"{kind}.{name} is one {type(value).__name__}, not several; write `{name} = (...,)`")
+    wrong = next((one for one in tools if not isinstance(one, Tool)), None)
+    if wrong is not None:
+        raise UsageError(f"{kind}: {wrong!r} in tools is no Tool; write tool(...) around a name, a path or a function")
+    names = [program.name for program in tools]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{kind} has two tools with the name {twice!r}; rename one in its manifest")

@@ -26,9 +26,8 @@ import msgspec
 
 from agentrt.core.errors import UsageError, users_code
 from agentrt.core.spec import nearest
-from agentrt.env.environment import Environment
+from agentrt.env.environment import Environment, check
 from agentrt.env.rubric import Rubric
-from agentrt.env.tool import Tool
 
 GROUP = "agentrt.environments"
 MEMBERS = ("rollout", "tasks", "tools", "splits")
@@ -66,11 +65,7 @@ def load(name: str, **arguments: Any) -> Environment:
         raise UsageError(f"environment {name}: {_asked_of(kind)}: {error}") from error
     with users_code(f"environment {name}: {kind.__name__}"):
         environment = kind(*positional, **arguments)
-        wrong = next((one for one in environment.tools if not isinstance(one, Tool)), None)
-    if wrong is not None:
-        raise UsageError(
-            f"environment {name}: {wrong!r} in tools is no Tool; write tool(...) around a name, a path or a function"
-        )
+        check(environment)
     return environment
 
 

@@ -7,11 +7,10 @@ from functools import partial
 import anyio
 import msgspec
 
-from agentrt.core.errors import UsageError
 from agentrt.core.protocol import Engine
 from agentrt.core.spec import RunSpec, SamplingParams
 from agentrt.env.chat.renderer import Renderer
-from agentrt.env.environment import Environment
+from agentrt.env.environment import Environment, check
 from agentrt.env.rubric import Rubric
 from agentrt.report.running import RunningEpisode
 from agentrt.rollout.calls import ToolRunner
@@ -38,9 +37,8 @@ class Setup:
         self.environment, self.engine, self.renderer = environment, engine, renderer
         self.seed, self.limits = spec.seed, spec.limits
         self.rubric = Rubric(environment)
+        check(environment)
         self.tools = {tool.name: tool for tool in environment.tools}
-        if len(self.tools) != len(environment.tools):
-            raise UsageError(f"{type(environment).__name__} has two tools with one name; rename one in its manifest")
         self.params = law_of_turns(spec, renderer)
         self.running: set[RunningEpisode] = set()
         """The episodes that run now, for displays."""

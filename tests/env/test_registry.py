@@ -173,6 +173,22 @@ def test_a_tool_that_is_only_named_is_none(tmp_path: Path) -> None:
         registry.load(name)
 
 
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("tools = (tool('calculator'))", "X.tools is one Tool, not several; write `tools = (...,)`"),
+        ("tools = 'calculator'", "X.tools is one str, not several"),
+        ("splits = ('train')", "X.splits is one str, not several; write `splits = (...,)`"),
+        ("tools = (tool('calculator'), tool('calculator'))", "X has two tools with the name 'calculator'; rename one"),
+    ],
+)
+def test_tools_and_splits_that_cannot_be(tmp_path: Path, line: str, words: str) -> None:
+    """Before a model is loaded; a tuple of one without its comma was a traceback, or the splits t, r, a, i, n."""
+    name = written(tmp_path, f"from agentrt import Environment, tool\nclass X(Environment):\n    {line}\n")
+    with pytest.raises(UsageError, match=re.escape(words)):
+        registry.load(name)
+
+
 def test_a_module_that_names_its_own_mistake_passes(tmp_path: Path) -> None:
     name = written(tmp_path, "from agentrt import tool\ntool('calculater')\n")
     with pytest.raises(UsageError, match="unknown tool 'calculater'; did you mean 'calculator'"):
