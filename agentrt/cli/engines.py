@@ -51,9 +51,11 @@ def _remote_engine(tokenizer: Tokenizer, urls: Sequence[str], key: str) -> Engin
 def api_key(spec: EngineSpec) -> str:
     """Of the servers that a spec names; empty if they ask for none."""
     try:
-        return Path(spec.api_key_file).read_text(encoding="utf-8").strip() if spec.api_key_file else ""
+        return Path(spec.api_key_file).read_text(encoding="ascii").strip() if spec.api_key_file else ""
     except OSError as error:
         raise UsageError(f"engine.api_key_file {spec.api_key_file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"engine.api_key_file {spec.api_key_file}: holds no key, which is ASCII: {error}") from error
 
 
 def _load_engine(model_folder: Path, tokenizer: Tokenizer, model: str, spec: EngineSpec) -> Engine:

@@ -155,9 +155,11 @@ def _keys(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").split()
+        lines = path.read_text(encoding="ascii").split()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: holds no keys, which are ASCII: {error}") from error
     if not lines:
         raise UsageError(f"{path} holds no key; write one a line")
     return lines

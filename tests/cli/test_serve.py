@@ -12,8 +12,13 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from agentrt.cli import app
+from agentrt.cli.engines import api_key
+from agentrt.core.errors import UsageError
 from agentrt.core.records import EpisodeRecord, read
+from agentrt.core.spec import EngineSpec
 
 COMMAND = (sys.executable, "-m", "agentrt", "serve")
 
@@ -22,6 +27,16 @@ def test_another_host_needs_a_key() -> None:
     done = subprocess.run([*COMMAND, "--host", "0.0.0.0"], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--api-keys" in done.stderr
+
+
+def test_keys_are_ascii(tmp_path: Path) -> None:
+    """A header holds nothing else. A file in another encoding was a traceback."""
+    file = tmp_path / "keys"
+    file.write_bytes("clé".encode("latin-1"))
+    done = CliRunner().invoke(app, ["serve", "--api-keys", str(file)])
+    assert str(done.exception).startswith(f"{file}: holds no keys, which are ASCII")
+    with pytest.raises(UsageError, match="holds no key, which is ASCII"):
+        api_key(EngineSpec(api_key_file=str(file)))
 
 
 def test_a_port_is_one() -> None:

@@ -94,7 +94,12 @@ def test_names_that_a_policy_invents_are_counted_together() -> None:
     """A malformed call's name is whatever was sampled: with line ends, it tore the table."""
     calls = [
         CallRecord(turn=0, name=name, arguments={}, outcome=outcome, result="")
-        for name, outcome in (("search", "ok"), ("search", "malformed"), ("se\n{", "malformed"), ("find", "unknown_tool"))
+        for name, outcome in (
+            ("search", "ok"),
+            ("search", "malformed"),
+            ("se\n{", "malformed"),
+            ("find", "unknown_tool"),
+        )
     ]
     record = msgspec.structs.replace(failed(""), status="ok", error=None, calls=calls)
     summary = summarise([record], 1, ["search"])
