@@ -190,7 +190,9 @@ def _forbidden(grammar: Grammar, turn_ids: List[int], vocab_size: int) -> NDArra
                 raise IndexError(f"{ids_A.min()} is no id")
             mask_V = np.zeros(vocab_size, dtype=np.bool_)
             mask_V[ids_A] = True
-    except BaseException as error:  # the caller's code: what it raises, be it Rust's panic, is its request's failure
+    except KeyboardInterrupt:  # of whoever steps an engine in the main thread
+        raise
+    except BaseException as error:  # the caller's code: what it raises, Rust's panics too, is its request's failure
         raise GrammarError(f"the grammar failed after {len(turn_ids)} ids of the turn: {error!r}") from error
     if mask_V.shape != (vocab_size,):
         raise GrammarError(f"the grammar gave a mask of shape {mask_V.shape}, and this model has {vocab_size} ids")

@@ -88,6 +88,15 @@ def park(talk: Talk) -> None:
     assert talk.lease.state is State.PARKED
 
 
+def two_settled(core: EngineCore) -> tuple[Talk, Talk]:
+    """Two conversations that had a turn each, eleven ids with KV, and no copy under way."""
+    a, b = Talk(core), Talk(core)
+    a.turn(prompt(0))
+    b.turn(prompt(3))
+    settle(core)
+    return a, b
+
+
 def states(*talks: Talk) -> list[State]:
     return [talk.lease.state for talk in talks]
 

@@ -92,6 +92,16 @@ def panicking(sampled: Sequence[int]) -> Iterable[int]:
     raise Panic("in another language")
 
 
+def test_who_steps_an_engine_may_interrupt_a_grammar() -> None:
+    def interrupted(sampled: Sequence[int]) -> Iterable[int]:
+        raise KeyboardInterrupt
+
+    core = make_core()
+    submit(core, SamplingParams(), interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        drain(core)
+
+
 @pytest.mark.parametrize(
     ("grammar", "words"),
     [

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable
 
 import pytest
-from talks import Talk, drain, make_core, park, prompt, settle, states, unlimited
+from talks import Talk, drain, make_core, park, prompt, settle, states, two_settled, unlimited
 
 from agentrt.engine.kv.evict import evict
 from agentrt.engine.kv.lease import State
@@ -70,10 +70,7 @@ def test_what_is_on_its_way_to_the_host_is_not_free_there() -> None:
     """Five whole pages of eleven ids each. A parks, B parks, A comes back: its copy is a double then, and may make way."""
     copier = FaultyCopier()
     core = make_core(32, 16, copier=copier)
-    a, b = Talk(core), Talk(core)
-    a.turn(prompt(0))
-    b.turn(prompt(3))
-    settle(core)
+    a, b = two_settled(core)
     assert room_on_host(core) == 16
     copier.is_stuck = True
     core.cache.park(a.lease)

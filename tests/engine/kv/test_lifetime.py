@@ -8,7 +8,7 @@ import itertools
 import random
 
 import pytest
-from talks import VOCAB, Talk, drain, make_core, park, prompt, settle, states, unlimited
+from talks import VOCAB, Talk, drain, make_core, park, prompt, settle, states, two_settled, unlimited
 
 from agentrt.core.spec import KVPolicy
 from agentrt.engine.kv import cache as kv_cache
@@ -22,10 +22,7 @@ from agentrt.testing.copier import FaultyCopier
 def test_a_parked_conversation_goes_on_with_the_same_bits() -> None:
     """A takes the pool, B needs it: A goes to the host, and back for its next turn. Nothing is computed again."""
     core = make_core(9, 16)
-    a, b = Talk(core), Talk(core)
-    a.turn(prompt(0))
-    b.turn(prompt(3))
-    settle(core)
+    a, b = two_settled(core)
     assert states(a, b) == [State.PARKED, State.CACHED]
     a.turn([1, 1])
     assert a.sequence.cached_tokens == 10, "five whole pages of eleven ids"
@@ -68,10 +65,7 @@ def test_row_18_and_23_pages_are_held_until_copies_have_ended() -> None:
     """A load that does not end: its pages of the host and of the device are free for nobody, also when its session closes."""
     copier = FaultyCopier()
     core = make_core(9, 16, copier=copier)
-    a, b = Talk(core), Talk(core)
-    a.turn(prompt(0))
-    b.turn(prompt(3))
-    settle(core)
+    a, b = two_settled(core)
     evict(core.cache.tree, 9)
     core.close(b.lease)
     copier.is_stuck = True
@@ -153,10 +147,7 @@ def test_row_17_what_failed_to_come_back_for_a_turn_that_is_gone_is_given_up() -
     """It was noted where another's step took pages, and is heard of by the next step."""
     copier = FaultyCopier()
     core = make_core(9, 16, copier=copier)
-    a, b = Talk(core), Talk(core)
-    a.turn(prompt(0))
-    b.turn(prompt(3))
-    settle(core)
+    a, _ = two_settled(core)
     core.cache.revoke(a.lease)
     evict(core.cache.tree, 9)
     copier.delay, copier.fails = 100, lambda direction, copy: direction == "load"
@@ -176,10 +167,7 @@ def test_row_17_a_page_that_changed_on_the_host_is_not_restored() -> None:
     """Checksums: the host's copy of A was overwritten meanwhile."""
     copier = FaultyCopier(checks=True)
     core = make_core(9, 16, copier=copier)
-    a, b = Talk(core), Talk(core)
-    a.turn(prompt(0))
-    b.turn(prompt(3))
-    settle(core)
+    a, _ = two_settled(core)
     evict(core.cache.tree, 9)
     copier.host[0][core.cache.tree.table_of(a.lease.anchor)[1][0][0] * -1 - 2] += 1  # type: ignore[arg-type]
     a.turn([1, 1])
@@ -278,10 +266,7 @@ def test_row_44_to_close_or_to_unpin_is_no_use() -> None:
 def test_c38_a_hit_on_the_host_compares_ids_and_namespaces() -> None:
     """C38 with the pages on the host: other ids, another salt, another version find nothing of them."""
     core = make_core(9, 32)
-    a, b = Talk(core), Talk(core)
-    a.turn(prompt(0))
-    b.turn(prompt(3))
-    settle(core)
+    a, b = two_settled(core)
     core.close(b.lease)
     evict(core.cache.tree, 9)
     ids = a.tokens.token_ids
